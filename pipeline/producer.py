@@ -11,8 +11,8 @@ lines, workers parse them. So it needs neither Polars nor NumPy nor torch, and n
 """
 
 import uuid
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -24,7 +24,7 @@ from pipeline.errors import BadInput, RedisUnavailable
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.submit import Submit
 from pipeline.records.batch import MAX_NAME, Batch, Purpose, digest, utc_now
-from pipeline.records.delivery import Accepted, Full, Stage
+from pipeline.records.delivery import Accepted, Full, Known, RequestIdentity, Stage
 from pipeline.records.pushed import PushedLines, PushedRecords, not_text, pushed
 from pipeline.redis.attach import attached
 from pipeline.redis.cells import Cells, cells_of
@@ -164,7 +164,7 @@ class Producer:
         cursor = chunk.cursor.pack() if cursor_key else ""
         if backfill is None:
             # Files grow at their end.
-            backfill = self._is_past(chunk.latest(arrived=batch.arrived, zone=batch.zone))
+            backfill = self.is_past(chunk.latest(arrived=batch.arrived, zone=batch.zone))
         return self.accept(batch, cursor_key=cursor_key, cursor=cursor, after=after, backfill=backfill)
 
     def accept(
@@ -184,8 +184,8 @@ class Producer:
         if (cell := self.cell(batch.workload)) is not self:
             return cell.accept(batch, cursor_key=cursor_key, cursor=cursor, after=after, backfill=backfill)
         if backfill is None:
-            backfill = self._is_past(_latest(batch))
-        try:
+            backfill = self.is_past(_latest(batch))
+        with _explained():
             answer = self.ledger.intake.accept(
                 batch,
                 cursor_key=cursor_key,
@@ -194,22 +194,36 @@ class Producer:
                 skip=self._skips(batch),
                 backfill=backfill,
             )
-        except (redis.RedisError, OSError) as exc:  # an answer that is none, a script that Redis forgot twice
-            raise RedisUnavailable(
-                f"Redis did not answer as it should ({type(exc).__name__}: {exc}); send the batch again "
-                "under its id"
-            ) from exc
         if isinstance(answer, Accepted) and not answer.duplicate and not answer.skipped:
-            # The batch is in: whatever goes wrong from here on, the sweeper wakes a worker.
-            with suppress(Exception):
-                self.submit.wake(
-                    Stage.INGEST,
-                    batch.batch_id,
-                    backfill=backfill,
-                    workload=batch.workload,
-                    lines=batch.physical_lines,
-                )
+            self._wake(batch, backfill=backfill)
         return answer
+
+    def accept_all(
+        self, batches: Sequence[Batch], requests: Sequence[RequestIdentity], *, backfill: bool = False
+    ) -> Accepted | Full | Known:
+        """The batches of several requests to the intake, all or none. They belong to this producer's cell.
+
+        Known: some of the requests are in already and nothing was taken. Raises RedisUnavailable when it is
+        unknown whether the batches are in: accept the same ones again."""
+        with _explained():
+            skip = {batch.batch_id for batch in batches if self._skips(batch)}
+            answer = self.ledger.intake.accept_all(batches, requests, skip=skip, backfill=backfill)
+        if isinstance(answer, Accepted) and not answer.duplicate:
+            for batch in batches:
+                if batch.batch_id not in skip:
+                    self._wake(batch, backfill=backfill)
+        return answer
+
+    def _wake(self, batch: Batch, *, backfill: bool) -> None:
+        """The batch is in: whatever goes wrong from here on, the sweeper wakes a worker."""
+        with suppress(Exception):
+            self.submit.wake(
+                Stage.INGEST,
+                batch.batch_id,
+                backfill=backfill,
+                workload=batch.workload,
+                lines=batch.physical_lines,
+            )
 
     def cell(self, workload: str) -> "Producer":
         """The producer of the cell that takes this workload; itself without cells."""
@@ -222,7 +236,8 @@ class Producer:
             found = self._of_cells.setdefault(url, made)
         return found
 
-    def _is_past(self, moment: object) -> bool:
+    def is_past(self, moment: object) -> bool:
+        """Whether lines that end at this moment wait behind fresh ones."""
         return isinstance(moment, datetime) and self.clock() - moment > BACKFILL_AFTER
 
     def _skips(self, batch: Batch) -> bool:
@@ -230,6 +245,18 @@ class Producer:
         if self.settings.watch.unwatched == "score" or batch.purpose is not Purpose.SCORE:
             return False
         return not self.watchlist.lately().covers(batch.workload)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Other errors of Redis become RedisUnavailable: an answer that is none, a script forgotten twice."""
+    try:
+        yield
+    except (redis.RedisError, OSError) as exc:
+        raise RedisUnavailable(
+            f"Redis did not answer as it should ({type(exc).__name__}: {exc}); send the batch again "
+            "under its id"
+        ) from exc
 
 
 def _latest(batch: Batch) -> object:

@@ -37,6 +37,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
         "httptools",
         "msgpack",
         "opentelemetry",
+        "prometheus_client",
         "starlette",
         "uvicorn",
         "zstandard",

@@ -27,6 +27,42 @@ class AcceptArgs(msgspec.Struct, frozen=True, kw_only=True):
     after: str | None  # the cursor that the batch continues from; None: not compared
 
 
+class NewRequestArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """A request whose records are among the batches of accept_many.lua."""
+
+    name: str  # "": it cannot be told from another request
+    body: str  # digest of the body that a declared identity is bound to
+
+
+class NewBatchArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """One batch of accept_many.lua."""
+
+    batch_id: str
+    content: str
+    lines: int
+    records: int
+    workload: str
+    meta: str
+    skip: bool  # only count its lines
+
+
+class AcceptManyArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """Takes the batches of several requests in (accept_many.lua)."""
+
+    batches: list[NewBatchArgs]
+    requests: list[NewRequestArgs]
+    slot_ms: int  # identities are remembered for at least so long
+    most: int  # identities of one slot
+    stage: Stage
+    max_bytes: int
+    max_batches: int
+    max_dead_bytes: int
+    memory_part: float
+    overdue_ms: int
+    backfill: bool
+    skip_keep_s: int
+
+
 class ClaimArgs(msgspec.Struct, frozen=True, kw_only=True):
     """Claims a batch (claim.lua)."""
 

@@ -1,14 +1,24 @@
 """Intake: takes batches in, moves source cursors with them, and applies back-pressure."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from pipeline.errors import BadInput, CursorMoved
-from pipeline.ledger.arguments import AcceptArgs
+from pipeline.ledger.arguments import AcceptArgs, AcceptManyArgs, NewBatchArgs, NewRequestArgs
 from pipeline.ledger.store import LedgerStore, text
 from pipeline.records.batch import Batch
-from pipeline.records.delivery import BACKFILL_PART, HALF, KEEP_DONE_S, Accepted, Full, Meta, Stage
+from pipeline.records.delivery import (
+    BACKFILL_PART,
+    HALF,
+    KEEP_DONE_S,
+    Accepted,
+    Full,
+    Known,
+    Meta,
+    RequestIdentity,
+    Stage,
+)
 from pipeline.records.payload import pack
 from pipeline.redis.arguments import named_arguments
 from pipeline.redis.connection import answering
@@ -20,6 +30,9 @@ MEMORY_PART: Final = 0.8
 RETRY_AFTER_S: Final = {"bytes": 0.5, "batches": 0.5, "memory": 0.5, "closed": 2.0, "dead": 5.0}
 # A refused try carries its payload to Redis in vain, so the pause doubles up to this factor.
 MAX_BACKOFF: Final = 4
+# Shippers repeat a request within minutes. The number bounds Redis: 20 MiB a slot, and there are two.
+IDENTITY_SLOT_MS: Final = 600_000
+MAX_IDENTITIES: Final = 200_000
 
 
 class Intake:
@@ -51,13 +64,12 @@ class Intake:
         `redis_replicas_ack` replicas have a push. Sent again under its id, the batch is then a duplicate, or
         new to another master.
         """
-        k, s, bid = self.keys, self.store.settings, batch.batch_id
+        k, bid = self.keys, batch.batch_id
         if HALF in bid:
             raise BadInput(
                 f"batch id {bid!r} has a {HALF}, which marks parts of split batches; use another id"
             )
         packed = pack(batch)
-        part = BACKFILL_PART if backfill else 1.0
         args = AcceptArgs(
             batch_id=bid,
             content=packed.content,
@@ -65,13 +77,7 @@ class Intake:
             records=packed.records,
             workload=batch.workload,
             meta=Meta.of(batch).dump(),
-            stage=Stage.INGEST,
-            max_bytes=int(s.intake.max_pending_mib * 2**20 * part),
-            max_batches=max(1, int(s.internal.max_pending_batches * part)),
-            max_dead_bytes=s.intake.max_dead_mib * 2**20,
-            memory_part=MEMORY_PART,
-            overdue_ms=s.internal.overdue_ms,
-            backfill=backfill,
+            **self._limits(backfill=backfill),
             skip_keep_s=KEEP_DONE_S if skip else None,
             cursor_key=cursor_key,
             cursor=cursor or None,
@@ -83,7 +89,7 @@ class Intake:
             [*batch_keys, k.cursors, k.closed, k.dead],
             [named_arguments(args), packed.blob],
             # A source with a cursor sends again what a new master lacks.
-            replicas=0 if cursor_key else s.redis.replicas_ack,
+            replicas=0 if cursor_key else self.store.settings.redis.replicas_ack,
             mark=k.acknowledged,
         )
         match text(answer[0]):
@@ -105,6 +111,77 @@ class Intake:
                 )
             case _:
                 raise BadInput(f"batch id {bid!r} was accepted before with other content; use a new id")
+
+    def accept_all(
+        self,
+        batches: Sequence[Batch],
+        requests: Sequence[RequestIdentity],
+        *,
+        skip: Collection[str] = (),
+        backfill: bool = False,
+    ) -> Accepted | Full | Known:
+        """Takes the batches of several requests in, all or none, and remembers the requests. Idempotent by
+        the ids and contents of the batches, and by request.
+
+        `skip`: ids of batches whose lines are only counted. Raises RedisUnavailable as `accept` does: accept
+        the same batches again, and they are in once."""
+        k = self.keys
+        packed = [pack(batch) for batch in batches]
+        args = AcceptManyArgs(
+            batches=[
+                NewBatchArgs(
+                    batch_id=batch.batch_id,
+                    content=one.content,
+                    lines=one.lines,
+                    records=one.records,
+                    workload=batch.workload,
+                    meta=Meta.of(batch).dump(),
+                    skip=batch.batch_id in skip,
+                )
+                for batch, one in zip(batches, packed, strict=True)
+            ],
+            requests=[NewRequestArgs(name=request.name, body=request.body) for request in requests],
+            slot_ms=IDENTITY_SLOT_MS,
+            most=MAX_IDENTITIES,
+            **self._limits(backfill=backfill),
+            skip_keep_s=KEEP_DONE_S,
+        )
+        answer = self.store.scripts.run_acknowledged(
+            "ledger/accept_many",
+            [k.due, k.counts, k.workloads, k.closed, k.dead, k.intake("young"), k.intake("old")]
+            + [
+                key
+                for batch in batches
+                for key in (k.batch(batch.batch_id), k.payload(batch.batch_id), k.totals(batch.workload))
+            ],
+            [named_arguments(args), *(one.blob for one in packed)],
+            replicas=self.store.settings.redis.replicas_ack,
+            mark=k.acknowledged,
+        )
+        match text(answer[0]):
+            case "known":
+                return Known(duplicates=tuple(map(int, answer[1])), conflicts=tuple(map(int, answer[2])))
+            case "full":
+                return self._full(int(answer[1]), int(answer[2]), text(answer[3]))
+            case "repeated":
+                return Accepted(batch_id=batches[0].batch_id, duplicate=True)
+            case _:
+                self._refused = 0
+                return Accepted(batch_id=batches[0].batch_id, pending_batches=int(answer[1]))
+
+    def _limits(self, *, backfill: bool) -> dict[str, Any]:
+        """What both scripts compare with. Backfill leaves room for fresh batches."""
+        s = self.store.settings
+        part = BACKFILL_PART if backfill else 1.0
+        return {
+            "stage": Stage.INGEST,
+            "max_bytes": int(s.intake.max_pending_mib * 2**20 * part),
+            "max_batches": max(1, int(s.internal.max_pending_batches * part)),
+            "max_dead_bytes": s.intake.max_dead_mib * 2**20,
+            "memory_part": MEMORY_PART,
+            "overdue_ms": s.internal.overdue_ms,
+            "backfill": backfill,
+        }
 
     def _full(self, pending_bytes: int, pending_batches: int, reason: str) -> Full:
         pause = RETRY_AFTER_S[reason] * min(2**self._refused, MAX_BACKOFF)

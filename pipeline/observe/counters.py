@@ -42,9 +42,14 @@ FOUND: Final = (
     "session-event", "session-length", "session-counts", "session-order",
     "rate-burst", "rate-silence", "rate-mix", OTHER,
 )  # fmt: skip
+# What programs send lines in.
+PROTOCOLS: Final = ("otlp", "bulk", "loki", "hec", "lines", "journal", "syslog", "relp", "forward", OTHER)
+# The end of a request. away: Redis did not answer. conflict: its key was used for another body. refused: it
+# cannot be decoded, is too large or too slow, or has no key.
+REQUESTS: Final = ("accepted", "duplicate", "full", "away", "conflict", "refused", "failed")
 ROLES: Final = (
     "ingest", "infer-cpu", "infer-gpu", "drain", "store", "train", "train-gpu",
-    "reader", "beat", "source", "agent", "metrics", OTHER,
+    "reader", "beat", "source", "agent", "metrics", "intake", OTHER,
 )  # fmt: skip
 
 
@@ -144,6 +149,33 @@ FINDINGS: Final = Meter(
 STARTS: Final = Meter(
     name="logweir_worker_starts_total", about="Worker processes that began to work.", labels={"role": ROLES}
 )
+REQUESTS_TOTAL: Final = Meter(
+    name="logweir_intake_requests_total",
+    about="Requests to the intake by how they ended.",
+    labels={"protocol": PROTOCOLS, "outcome": REQUESTS},
+)
+REQUEST_LINES: Final = Meter(
+    name="logweir_intake_lines_total",
+    about="Lines of requests that were answered as stored, duplicates too.",
+    labels={"protocol": PROTOCOLS},
+)
+REQUEST_BYTES: Final = Meter(
+    name="logweir_intake_bytes_total",
+    about="Bytes of text in requests that were decoded.",
+    labels={"protocol": PROTOCOLS},
+)
+REQUEST_DUPLICATES: Final = Meter(
+    name="logweir_intake_duplicates_total",
+    about="Lines of requests that were in already; many of them: a sender repeats what was answered.",
+    labels={"protocol": PROTOCOLS},
+)
+REQUEST_SECONDS: Final = Meter(
+    name="logweir_intake_wait_seconds",
+    kind=MeterKind.HISTOGRAM,
+    about="How long a decoded request waited for its answer.",
+    labels={"protocol": PROTOCOLS},
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+)
 METERS: Final = tuple(value for value in list(globals().values()) if isinstance(value, Meter))
 
 
@@ -216,6 +248,21 @@ def watched(observations: int, sessions: int, kinds: Sequence[str]) -> None:
     _count(SESSIONS, sessions)
     for kind in kinds:
         _count(FINDINGS, 1, kind)
+
+
+def request_ended(protocol: str, outcome: str, lines: int, size: int, seconds: float) -> None:
+    """A decoded request was answered, in one of REQUESTS."""
+    _count(REQUESTS_TOTAL, 1, protocol, outcome)
+    _count(REQUEST_LINES, lines, protocol)
+    _count(REQUEST_BYTES, size, protocol)
+    if outcome == "duplicate":
+        _count(REQUEST_DUPLICATES, lines, protocol)
+    _observe(REQUEST_SECONDS, seconds, protocol)
+
+
+def request_refused(protocol: str) -> None:
+    """A request was refused before its records were known."""
+    _count(REQUESTS_TOTAL, 1, protocol, "refused")
 
 
 def started(role: str) -> None:

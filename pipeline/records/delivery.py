@@ -50,11 +50,32 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """Some of the requests are in already, so nothing was taken: indices of those, and of those whose
+    declared identity was in with another body. Try again without them."""
+
+    duplicates: tuple[int, ...]
+    conflicts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestIdentity:
+    """What tells a request to the intake from others.
+
+    `name`: "" for a request that cannot be told from another one. `body`: the digest that a declared name is
+    bound to; the same name with another body is a conflict."""
+
+    name: str = ""
+    body: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Full:
     """The batch was not taken. Try again after `retry_after_s`.
 
     `reason`: "bytes" or "batches" when too much waits, "memory" when Redis has used four fifths of its
-    memory, "dead" when dead letters fill their room, "closed" when an operator drains the pipeline."""
+    memory, "dead" when dead letters fill their room, "closed" when an operator drains the pipeline, "process"
+    when the process that receives holds too many requests."""
 
     pending_bytes: int
     pending_batches: int
@@ -79,6 +100,9 @@ class Full:
                     "dead letters fill their room (max_dead_mib); `logweir dead list` shows them, "
                     "retry or discard some"
                 )
+            case "process":
+                mib = self.pending_bytes / 2**20
+                return f"this process has {mib:,.1f} MiB of requests in hand; send again in a moment"
             case _:
                 mib = self.pending_bytes / 2**20
                 batches = "1 batch" if self.pending_batches == 1 else f"{self.pending_batches:,} batches"

@@ -89,6 +89,9 @@ class Keys:
         "fixed fields")
     closed = Key("string", "the closed intake gate: since when and why, JSON",
         "Intake.resume; 90 s where `stop` set it and died")
+    intake = KeyFamily("young, :old", "hash identity -> digest of the body",
+        "requests that the intake has taken in, and since when under ``",
+        "ledger/accept_many.lua rotates young to old, after 10 minutes or 200,000; TTL 20 minutes")
     acknowledged = Key("string", "the write that WAIT asks for (redis/scripts.py)", "TTL a minute")
     totals = KeyFamily("<workload>", "hash", "lines accepted, stored, dead, discarded; lines by outcome",
         "one per workload, never deleted")

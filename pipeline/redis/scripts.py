@@ -17,13 +17,16 @@ ALL_MS: Final = 10  # The slower replicas get so long. Without them the sentinel
 # A server looks at the time of WAIT ten times a second, so a replica that is away is waited for this seldom.
 AWAY_S: Final = 5.0
 MARK_S: Final = 60
+# What scripts share beside the prelude, by how their names begin.
+_SHARED: Final = {"gpu/": ("gpu/_gpu",), "ledger/accept": ("ledger/_accept",)}
 
 
 @cache
 def script_text(name: str) -> str:
     """The source of `lua/<name>.lua`, with the preludes that it shares with others in front."""
-    shared = ["_prelude", "gpu/_gpu"] if name.startswith("gpu/") else ["_prelude"]
-    return "".join((SCRIPT_DIR / f"{part}.lua").read_text(encoding="utf-8") for part in (*shared, name))
+    shared = next((part for begin, part in _SHARED.items() if name.startswith(begin)), ())
+    parts = ("_prelude", *shared, name)
+    return "".join((SCRIPT_DIR / f"{part}.lua").read_text(encoding="utf-8") for part in parts)
 
 
 class Scripts:

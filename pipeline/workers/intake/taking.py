@@ -1,16 +1,12 @@
-from dataclasses import dataclass
-from typing import Protocol
+"""Who sent a request, for the servers of all protocols."""
 
-from pipeline.records.delivery import Accepted, Full
-from pipeline.sources.protocols.contract import Decoded
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentBy:
+    """The protocol, the name of the sender's key, and its address."""
+
     protocol: str
     key: str
     peer: str
-
-
-class Door(Protocol):
-    async def take(self, decoded: Decoded, *, identity: str, sender: SentBy) -> Accepted | Full: ...

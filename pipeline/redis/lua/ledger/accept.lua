@@ -8,12 +8,12 @@
 --            memory, unless nothing waits. Backfill leaves room for fresh batches. A closed gate and full dead letters
 --            take nothing in. The cursor moves exactly when its batch is in.
 local a = cmsgpack.unpack(ARGV[1])
-local BATCH, PAYLOAD, DUE, COUNTS, WORKLOADS, TOTALS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local keys = { batch = KEYS[1], payload = KEYS[2], due = KEYS[3], counts = KEYS[4], workloads = KEYS[5], totals = KEYS[6] }
 local CURSORS, CLOSED, DEAD = KEYS[7], KEYS[8], KEYS[9]
 local function move_cursor()
   if a.cursor then redis.call('HSET', CURSORS, a.cursor_key, a.cursor) end
 end
-local known = redis.call('HMGET', BATCH, 'hash', 'state')
+local known = redis.call('HMGET', keys.batch, 'hash', 'state')
 if a.after then
   local position = redis.call('HGET', CURSORS, a.cursor_key) or ''
   -- The cursor stands behind its own batch when only the answer was lost.
@@ -26,48 +26,15 @@ if known[1] then
   move_cursor()
   return { 'duplicate', known[2] }
 end
-local bytes = tonumber(redis.call('HGET', COUNTS, 'bytes') or '0')
-local batches = tonumber(redis.call('HGET', COUNTS, 'batches') or '0')
+local bytes, batches = pending(keys.counts)
 if redis.call('EXISTS', CLOSED) == 1 then return { 'full', bytes, batches, 'closed' } end
 if a.skip_keep_s then
-  -- The id is remembered, so that sending it again does not count its lines twice.
-  redis.call('HSET', BATCH, 'state', 'done', 'hash', a.content, 'lines', a.lines, 'records', a.records,
-    'workload', a.workload, 'skipped', 1)
-  redis.call('EXPIRE', BATCH, a.skip_keep_s)
-  redis.call('SADD', WORKLOADS, a.workload)
-  redis.call('HINCRBY', TOTALS, 'accepted', a.lines)
-  redis.call('HINCRBY', TOTALS, 'skipped', a.lines)
-  redis.call('HSET', TOTALS, 'last_ms', now_ms())
+  skip_batch(a, keys, a.skip_keep_s)
   move_cursor()
   return { 'skipped' }
 end
-local size = #ARGV[2]
-if redis.call('ZCARD', DEAD) > 0 and tonumber(redis.call('HGET', COUNTS, 'dead_bytes') or '0') >= a.max_dead_bytes then
-  return { 'full', bytes, batches, 'dead' }
-end
--- Waiting batches grow (work:<id> can have twice the size of its payload), and at maxmemory Redis refuses even the
--- scripts that would free memory. INFO may be forbidden to this user: then only the limits below hold.
-local info = redis.pcall('INFO', 'memory')
-if batches > 0 and type(info) == 'string' then
-  local used, most = tonumber(info:match('used_memory:(%d+)')), tonumber(info:match('maxmemory:(%d+)'))
-  if used and most and most > 0 and used > most * a.memory_part then return { 'full', bytes, batches, 'memory' } end
-end
--- A batch larger than the whole limit gets in when nothing else waits; otherwise it never could.
-if batches > 0 and bytes + size > a.max_bytes then return { 'full', bytes, batches, 'bytes' } end
-if batches > 0 and batches + 1 > a.max_batches then return { 'full', bytes, batches, 'batches' } end
-local now = now_ms()
-redis.call('SET', PAYLOAD, ARGV[2])
-redis.call('HSET', BATCH, 'state', a.stage, 'hash', a.content, 'lines', a.lines, 'records', a.records,
-  'workload', a.workload, 'meta', a.meta, 'bytes', size, 'accepted_ms', now,
-  'attempts', 0, 'seq', 0, 'owner', '', 'deadline', 0, 'not_before', 0, 'kind', 'fresh',
-  'backfill', a.backfill and '1' or '')
-redis.call('ZADD', DUE, now + a.overdue_ms, a.batch_id)
-redis.call('HINCRBY', COUNTS, 'bytes', size)
-redis.call('HINCRBY', COUNTS, 'batches', 1)
-redis.call('HINCRBY', COUNTS, 'stage:' .. a.stage, 1)
-redis.call('SADD', WORKLOADS, a.workload)
-redis.call('HINCRBY', TOTALS, 'accepted', a.lines)
-redis.call('HINCRBY', TOTALS, 'accepted_records', a.records)
-redis.call('HSET', TOTALS, 'last_ms', now)
+local reason = no_room(a, keys.counts, DEAD, bytes, batches, #ARGV[2], 1)
+if reason then return { 'full', bytes, batches, reason } end
+take_batch(a, a, keys, ARGV[2])
 move_cursor()
 return { 'accepted', batches + 1 }

@@ -1,0 +1,49 @@
+-- Shared by accept.lua and accept_many.lua: the limits of the intake gate, and what is written of a batch.
+-- `a` holds the limits, `b` describes a batch, `keys` names its batch, payload and totals, and due, counts and workloads.
+local function pending(counts)
+  local found = redis.call('HMGET', counts, 'bytes', 'batches')
+  return tonumber(found[1] or '0'), tonumber(found[2] or '0')
+end
+-- Why `more` batches of `size` bytes do not get in beside those that wait; nil where they do.
+local function no_room(a, counts, dead, bytes, batches, size, more)
+  if redis.call('ZCARD', dead) > 0 and tonumber(redis.call('HGET', counts, 'dead_bytes') or '0') >= a.max_dead_bytes then
+    return 'dead'
+  end
+  -- Whatever is larger than a whole limit gets in when nothing else waits; otherwise it never could.
+  if batches == 0 then return nil end
+  -- Waiting batches grow (work:<id> can have twice the size of its payload), and at maxmemory Redis refuses even the
+  -- scripts that would free memory. INFO may be forbidden to this user: then only the limits below hold.
+  local info = redis.pcall('INFO', 'memory')
+  if type(info) == 'string' then
+    local used, most = tonumber(info:match('used_memory:(%d+)')), tonumber(info:match('maxmemory:(%d+)'))
+    if used and most and most > 0 and used > most * a.memory_part then return 'memory' end
+  end
+  if bytes + size > a.max_bytes then return 'bytes' end
+  if batches + more > a.max_batches then return 'batches' end
+end
+-- The id of a skipped batch is remembered, so that sending it again does not count its lines twice.
+local function skip_batch(b, keys, keep_s)
+  redis.call('HSET', keys.batch, 'state', 'done', 'hash', b.content, 'lines', b.lines, 'records', b.records,
+    'workload', b.workload, 'skipped', 1)
+  redis.call('EXPIRE', keys.batch, keep_s)
+  redis.call('SADD', keys.workloads, b.workload)
+  redis.call('HINCRBY', keys.totals, 'accepted', b.lines)
+  redis.call('HINCRBY', keys.totals, 'skipped', b.lines)
+  redis.call('HSET', keys.totals, 'last_ms', now_ms())
+end
+local function take_batch(a, b, keys, payload)
+  local now, size = now_ms(), #payload
+  redis.call('SET', keys.payload, payload)
+  redis.call('HSET', keys.batch, 'state', a.stage, 'hash', b.content, 'lines', b.lines, 'records', b.records,
+    'workload', b.workload, 'meta', b.meta, 'bytes', size, 'accepted_ms', now,
+    'attempts', 0, 'seq', 0, 'owner', '', 'deadline', 0, 'not_before', 0, 'kind', 'fresh',
+    'backfill', a.backfill and '1' or '')
+  redis.call('ZADD', keys.due, now + a.overdue_ms, b.batch_id)
+  redis.call('HINCRBY', keys.counts, 'bytes', size)
+  redis.call('HINCRBY', keys.counts, 'batches', 1)
+  redis.call('HINCRBY', keys.counts, 'stage:' .. a.stage, 1)
+  redis.call('SADD', keys.workloads, b.workload)
+  redis.call('HINCRBY', keys.totals, 'accepted', b.lines)
+  redis.call('HINCRBY', keys.totals, 'accepted_records', b.records)
+  redis.call('HSET', keys.totals, 'last_ms', now)
+end

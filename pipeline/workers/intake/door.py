@@ -1,0 +1,349 @@
+"""The door of the intake: the requests of a moment are taken in by one script, and answered after it.
+
+A batch costs the pipeline the same whatever is in it, so requests gather in a window. One commit runs at a
+time for each Redis; the next window gathers meanwhile. A request is taken in whole or not at all. A process
+that dies between script and answer has taken the request in, and its identity tells the retry.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from pipeline.errors import BadInput, RedisUnavailable
+from pipeline.logs import logger
+from pipeline.observe import counters as metrics
+from pipeline.producer import Producer, printable_name
+from pipeline.records.batch import MAX_NAME, Batch
+from pipeline.records.delivery import Accepted, Full, Known, RequestIdentity
+from pipeline.records.pushed import PushedRecords
+from pipeline.sources.protocols.contract import Decoded, Undecodable
+from pipeline.workers.intake.batches import NAMELESS, take_rows, window_batches
+from pipeline.workers.intake.identity import told_apart
+from pipeline.workers.intake.taking import SentBy
+
+WINDOW_S: Final = 0.25  # between two commits, unless a window is full sooner
+IDLE_S: Final = 0.02  # a lone request waits so long for companions
+WINDOW_BYTES: Final = 2 << 20
+HELD_BYTES: Final = 64 << 20  # undecided requests of this process
+PATIENCE_S: Final = 2.0  # for room, inside the request: it spares most senders a retry
+RETRY_S: Final = 0.25
+# No room comes within PATIENCE_S where a person has to act.
+AT_ONCE: Final = frozenset({"closed", "dead"})
+
+
+class IdentityConflict(BadInput):
+    """A declared key that was used for another body."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Waiting:
+    """A request, or its part for one Redis, until it is decided."""
+
+    records: PushedRecords
+    identity: RequestIdentity
+    size: int
+    backfill: bool
+    since: float
+    answer: "asyncio.Future[Accepted | Full]"
+
+    def decide(self, answer: Accepted | Full) -> None:
+        if not self.answer.done():  # its sender may have gone
+            self.answer.set_result(answer)
+
+    def fail(self, error: Exception) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+class Door:
+    """Takes decoded requests in. Belongs to the event loop that calls `take`."""
+
+    def __init__(self, producer: Producer) -> None:
+        self.producer = producer
+        self.held = 0  # bytes of undecided requests
+        self._windows: dict[int, _Window] = {}  # by the producer of a cell
+
+    async def take(self, decoded: Decoded, *, identity: str = "", sender: SentBy) -> Accepted | Full:
+        """`identity`: of identity.py; "" for a request that cannot be told from an equal one.
+
+        Accepted: every record is stored exactly once, whatever happens from here on. Full: nothing was
+        taken. Where there are cells, a part may be in, which a retry with an identity does not repeat.
+
+        Raises Undecodable for records that are no text, IdentityConflict, and RedisUnavailable when it is
+        unknown whether the request is in."""
+        loop = asyncio.get_running_loop()
+        began, outcome, size = loop.time(), "failed", 0
+        answer: Accepted | Full
+        records = _clean(decoded.records)
+        try:
+            size = _size(records)
+            answer = Accepted(batch_id="")
+            if records.height:
+                answer = await self._taken(records, size, told_apart(identity))
+            outcome = "full" if isinstance(answer, Full) else "duplicate" if answer.duplicate else "accepted"
+        except IdentityConflict:
+            outcome = "conflict"
+            raise
+        except RedisUnavailable:
+            outcome = "away"
+            raise
+        finally:
+            lines = records.lines if outcome in ("accepted", "duplicate") and records.height else 0
+            metrics.request_ended(sender.protocol, outcome, lines, size, loop.time() - began)
+        return answer
+
+    async def _taken(self, records: PushedRecords, size: int, identity: RequestIdentity) -> Accepted | Full:
+        if self.held and self.held + size > HELD_BYTES:
+            return Full(pending_bytes=self.held, pending_batches=0, reason="process", retry_after_s=RETRY_S)
+        backfill = self.producer.is_past(records.latest)
+        self.held += size
+        try:
+            answers = await asyncio.gather(
+                *(
+                    self._window(producer).take(part, identity=identity, size=size, backfill=backfill)
+                    for producer, part in self._by_cell(records)
+                ),
+                return_exceptions=True,
+            )
+        finally:
+            self.held -= size
+        return _worst(answers)
+
+    def _by_cell(self, records: PushedRecords) -> list[tuple[Producer, PushedRecords]]:
+        """The records of each Redis. Most pipelines have one."""
+        names = records.workloads or [NAMELESS]
+        cells = {name: self.producer.cell(name) for name in set(names)}
+        if len(set(map(id, cells.values()))) == 1:
+            return [(next(iter(cells.values())), records)]
+        rows: dict[int, list[int]] = {}
+        for row, name in enumerate(names):
+            rows.setdefault(id(cells[name]), []).append(row)
+        producers = {id(producer): producer for producer in cells.values()}
+        return [(producers[key], take_rows(records, chosen, named=True)) for key, chosen in rows.items()]
+
+    def _window(self, producer: Producer) -> "_Window":
+        return self._windows.setdefault(id(producer), _Window(producer))
+
+    async def close(self) -> None:
+        """Decides what waits, without gathering any longer. No request may come after it."""
+        await asyncio.gather(*(window.close() for window in self._windows.values()))
+
+
+@dataclass(slots=True, eq=False)
+class _Window:
+    """The requests that gather for one Redis, and the task that commits them."""
+
+    producer: Producer
+    waiting: "deque[_Waiting]" = field(default_factory=deque)
+    committed: float = float("-inf")  # when the last commit began
+    closing: bool = False
+    _some: asyncio.Event = field(default_factory=asyncio.Event)
+    _enough: asyncio.Event = field(default_factory=asyncio.Event)
+    _task: "asyncio.Task[None] | None" = None
+
+    async def take(
+        self, records: PushedRecords, *, identity: RequestIdentity, size: int, backfill: bool
+    ) -> Accepted | Full:
+        loop = asyncio.get_running_loop()
+        self._task = self._task or loop.create_task(self._run(), name="intake-window")
+        request = _Waiting(
+            records=records,
+            identity=identity,
+            size=size,
+            backfill=backfill,
+            since=loop.time(),
+            answer=loop.create_future(),
+        )
+        self.waiting.append(request)
+        self._some.set()
+        self._look()
+        return await request.answer
+
+    async def close(self) -> None:
+        self.closing = True
+        self._some.set()
+        self._enough.set()
+        if self._task is not None:
+            await self._task
+
+    def _look(self) -> None:
+        records = sum(request.records.height for request in self.waiting)
+        if (
+            records >= self.producer.settings.internal.batch_records
+            or sum(request.size for request in self.waiting) >= WINDOW_BYTES
+        ):
+            self._enough.set()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not (self.closing and not self.waiting):
+            await self._some.wait()
+            if self.waiting and not self.closing:
+                due = max(self.waiting[0].since + IDLE_S, self.committed + WINDOW_S)
+                if due > loop.time():
+                    await _either(self._enough, due - loop.time())
+            unit = self._cut()
+            if unit:
+                self.committed = loop.time()
+                await self._commit(unit)
+            self._enough.clear()
+            self._look()
+            if not self.waiting and not self.closing:
+                self._some.clear()
+
+    def _cut(self) -> list[_Waiting]:
+        """The next unit: requests of one class, and none whose identity it has already."""
+        unit: list[_Waiting] = []
+        later: list[_Waiting] = []
+        names: set[str] = set()
+        records = size = 0
+        most = self.producer.settings.internal.batch_records
+        while self.waiting and records < most and size < WINDOW_BYTES:
+            request = self.waiting.popleft()
+            if request.answer.done():
+                continue
+            if (unit and request.backfill != unit[0].backfill) or request.identity.name in names:
+                later.append(request)
+                continue
+            if request.identity.name:
+                names.add(request.identity.name)
+            unit.append(request)
+            records += request.records.height
+            size += request.size
+        self.waiting.extendleft(reversed(later))
+        return unit
+
+    async def _commit(self, unit: list[_Waiting]) -> None:
+        """Decides every request of the unit, or puts it back while there may be room soon."""
+        while unit:
+            try:
+                answer = await self._accepted(unit)
+            except RedisUnavailable as exc:
+                for request in unit:
+                    request.fail(exc)
+                return
+            except Exception as exc:  # noqa: BLE001 - logged there; one must not spoil the others
+                await self._one_by_one(unit, exc)
+                return
+            match answer:
+                case Known():
+                    unit = _without_known(unit, answer)
+                case Full():
+                    await self._wait_for_room(unit, answer)
+                    return
+                case Accepted():
+                    for request in unit:
+                        request.decide(answer)
+                    return
+
+    async def _accepted(self, unit: Sequence[_Waiting]) -> Accepted | Full | Known:
+        """Tries the same batches again where the answer of Redis was lost."""
+        deadline = asyncio.get_running_loop().time() + PATIENCE_S
+        batches = await asyncio.to_thread(self._batches, unit)
+        while True:
+            try:
+                answer = await asyncio.to_thread(
+                    self.producer.accept_all,
+                    batches,
+                    [request.identity for request in unit],
+                    backfill=unit[0].backfill,
+                )
+            except RedisUnavailable:
+                if self.closing or asyncio.get_running_loop().time() > deadline:
+                    raise
+                await asyncio.sleep(RETRY_S)
+            else:
+                # "Repeated" only says that an earlier try of this unit came through.
+                return Accepted(batch_id=answer.batch_id) if isinstance(answer, Accepted) else answer
+
+    def _batches(self, unit: Sequence[_Waiting]) -> list[Batch]:
+        s = self.producer.settings
+        return window_batches(
+            [request.records for request in unit],
+            arrived=self.producer.clock(),
+            zone=s.intake.time_zone,
+            max_records=s.internal.batch_records,
+            max_bytes=s.internal.batch_kib * 4096,
+        )
+
+    async def _one_by_one(self, unit: Sequence[_Waiting], exc: Exception) -> None:
+        """One request must not spoil the others of its window."""
+        if len(unit) == 1:
+            logger().exception("intake.failed", exc_info=exc)
+            unit[0].fail(exc)
+            return
+        for request in unit:
+            await self._commit([request])
+
+    async def _wait_for_room(self, unit: Sequence[_Waiting], answer: Full) -> None:
+        """Answers those that have waited long enough. Puts the others back, first in line."""
+        loop = asyncio.get_running_loop()
+        room = answer.reason not in AT_ONCE and not self.closing
+        full: Full | None = answer
+        while full is not None:
+            for request in unit:
+                if not room or loop.time() - request.since >= PATIENCE_S:
+                    request.decide(full)
+            unit = [request for request in unit if not request.answer.done()]
+            if not unit:
+                return
+            await asyncio.sleep(RETRY_S)
+            try:
+                full = await asyncio.to_thread(self.producer.ledger.intake.full)
+            except RedisUnavailable:
+                full = answer
+        self.waiting.extendleft(reversed(unit))
+
+
+def _without_known(unit: Sequence[_Waiting], known: Known) -> list[_Waiting]:
+    for index in known.duplicates:
+        unit[index].decide(Accepted(batch_id="", duplicate=True))
+    for index in known.conflicts:
+        unit[index].fail(
+            IdentityConflict("this key was used for another body before; give every request a key of its own")
+        )
+    gone = {*known.duplicates, *known.conflicts}
+    return [request for index, request in enumerate(unit) if index not in gone]
+
+
+def _worst(answers: "Sequence[Accepted | Full | BaseException]") -> Accepted | Full:
+    """The answer of a request whose parts went to several Redis."""
+    for kind in (BaseException, Full):
+        for answer in answers:
+            if isinstance(answer, BaseException) and kind is BaseException:
+                raise answer
+            if isinstance(answer, Full) and kind is Full:
+                return answer
+    accepted = [answer for answer in answers if isinstance(answer, Accepted)]
+    return next((answer for answer in accepted if not answer.duplicate), accepted[0])
+
+
+def _size(records: PushedRecords) -> int:
+    try:
+        for column in (records.hosts, records.processes, records.services):
+            "".join(text or "" for text in column or ()).encode()
+        return records.size
+    except UnicodeEncodeError:
+        raise Undecodable("a record holds a lone surrogate, which is no text; send valid UTF-8") from None
+
+
+def _clean(records: PushedRecords) -> PushedRecords:
+    """With names of workloads that can be part of keys and file names."""
+    names = records.workloads or [NAMELESS] * records.height
+    cleaned = {name: printable_name(name)[:MAX_NAME] or NAMELESS for name in set(names)}
+    if records.workloads is not None and all(old == new for old, new in cleaned.items()):
+        return records
+    return msgspec.structs.replace(records, workloads=[cleaned[name] for name in names])
+
+
+async def _either(event: asyncio.Event, timeout_s: float) -> None:
+    """Until the event or the time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,127 @@
+"""Several requests in one step: all or none, each once, under the limits of a single batch."""
+
+import uuid
+from dataclasses import replace
+
+import pytest
+import redis
+
+from pipeline.ledger import intake
+from pipeline.ledger.ledger import Ledger
+from pipeline.messages.submit import Submit
+from pipeline.producer import Producer
+from pipeline.records.batch import Batch, Purpose, utc_now
+from pipeline.records.delivery import Accepted, Full, Known, RequestIdentity
+from pipeline.records.pushed import PushedRecords
+from pipeline.redis.connection import connect
+from pipeline.settings import Settings
+
+
+def batch(name: str, *messages: str, workload: str = "shop") -> Batch:
+    return Batch(
+        batch_id=name, workload=workload, source="intake", source_key="0" * 16, purpose=Purpose.SCORE,
+        arrived=utc_now(), formats=(), zone="UTC", records=PushedRecords(list(messages or ("a line",))),
+    )  # fmt: skip
+
+
+def waiting(ledger: Ledger) -> set[str]:
+    return {name.decode() for name in ledger.client.zrange(ledger.keys.due, 0, -1)}  # type: ignore[union-attr]
+
+
+def test_batches_of_one_step_are_in_together_and_counted_by_workload(ledger: Ledger) -> None:
+    ours = [batch("b1", "x", "y"), batch("b2", workload="till")]
+    answer = ledger.intake.accept_all(ours, [RequestIdentity(name="r1"), RequestIdentity(name="r2")])
+    assert answer == Accepted(batch_id="b1") and isinstance(answer, Accepted) and answer.pending_batches == 2
+    totals = ledger.backlog.totals()
+    assert {name: t["accepted"] for name, t in totals.items()} == {"shop": 2, "till": 1}
+    assert waiting(ledger) == {"b1", "b2"}
+
+
+def test_a_known_request_takes_nothing_in_and_is_named(ledger: Ledger) -> None:
+    ledger.intake.accept_all([batch("b1")], [RequestIdentity(name="r1", body="one")])
+    asked = [
+        RequestIdentity(),
+        RequestIdentity(name="r1", body="one"),
+        RequestIdentity(name="r1", body="other"),
+    ]
+    assert ledger.intake.accept_all([batch("b2")], asked) == Known(duplicates=(1,), conflicts=(2,))
+    assert waiting(ledger) == {"b1"}
+
+
+def test_the_same_batches_again_are_in_once_although_their_requests_are_known(ledger: Ledger) -> None:
+    ours, asked = [batch("b1"), batch("b2")], [RequestIdentity(name="r1"), RequestIdentity()]
+    ledger.intake.accept_all(ours, asked)
+    assert ledger.intake.accept_all(ours, asked) == Accepted(batch_id="b1", duplicate=True)
+    assert ledger.backlog.totals()["shop"]["accepted"] == 2
+
+
+def test_requests_without_an_identity_are_never_duplicates(ledger: Ledger) -> None:
+    for name in ("b1", "b2"):
+        assert isinstance(ledger.intake.accept_all([batch(name)], [RequestIdentity()]), Accepted)
+    assert waiting(ledger) == {"b1", "b2"} and not ledger.client.exists(ledger.keys.intake("young"))
+
+
+def test_a_closed_gate_takes_neither_batches_nor_identities(ledger: Ledger) -> None:
+    ledger.intake.pause("maintenance")
+    answer = ledger.intake.accept_all([batch("b1")], [RequestIdentity(name="r1")])
+    assert isinstance(answer, Full) and answer.reason == "closed"
+    ledger.intake.resume()
+    assert isinstance(ledger.intake.accept_all([batch("b1")], [RequestIdentity(name="r1")]), Accepted)
+
+
+def test_the_limit_of_waiting_batches_holds_for_all_of_a_step_together(settings: Settings) -> None:
+    small = settings.replace(max_pending_batches=3)
+    ledger = Ledger(connect(small), small)
+    ledger.intake.accept_all([batch("b1"), batch("b2")], [RequestIdentity()])
+    answer = ledger.intake.accept_all([batch("b3"), batch("b4")], [RequestIdentity()])
+    assert isinstance(answer, Full) and answer.reason == "batches"
+    assert waiting(ledger) == {"b1", "b2"}
+    assert isinstance(ledger.intake.accept_all([batch("b3")], [RequestIdentity()]), Accepted)
+
+
+def test_skipped_batches_are_counted_and_do_not_wait(ledger: Ledger) -> None:
+    ours = [batch("b1"), batch("b2", workload="noise")]
+    ledger.intake.accept_all(ours, [RequestIdentity()], skip={"b2"})
+    assert waiting(ledger) == {"b1"}
+    assert ledger.backlog.totals()["noise"]["skipped"] == 1
+
+
+def test_identities_outlive_one_rotation_and_their_number_is_bounded(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "MAX_IDENTITIES", 4)  # three, and when the slot began
+
+    def send(name: str) -> Accepted | Full | Known:
+        return ledger.intake.accept_all([batch(uuid.uuid4().hex)], [RequestIdentity(name=name)])
+
+    for name in ("r1", "r2", "r3"):
+        assert isinstance(send(name), Accepted)
+    assert send("r1") == send("r3") == Known(duplicates=(0,), conflicts=())
+    for name in ("r4", "r5", "r6", "r7"):
+        send(name)
+    assert isinstance(send("r1"), Accepted)
+    early = ledger.client.hget(ledger.keys.counts, "identities_early")
+    assert early is not None and int(early) == 2  # type: ignore[arg-type]
+    ttl = ledger.client.pttl(ledger.keys.intake("young"))
+    assert 0 < int(ttl) <= 2 * intake.IDENTITY_SLOT_MS  # type: ignore[arg-type]
+
+
+def test_a_slot_that_is_over_becomes_the_old_one(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "IDENTITY_SLOT_MS", 1)
+    ledger.intake.accept_all([batch("b1")], [RequestIdentity(name="r1")])
+    # Redis forgets both by itself, two slots after they began.
+    deadline = ledger.client.time()
+    while ledger.client.exists(ledger.keys.intake("young")):
+        assert ledger.client.time()[0] - deadline[0] < 10  # type: ignore[index]
+    assert isinstance(ledger.intake.accept_all([batch("b2")], [RequestIdentity(name="r1")]), Accepted)
+
+
+def test_a_producer_skips_unwatched_workloads_of_a_step(settings: Settings, client: "redis.Redis") -> None:
+    skipping = settings.replace(unwatched="skip")
+    ledger = Ledger(connect(skipping), skipping)
+    producer = Producer(ledger, Submit(None, ledger.client, skipping), skipping)
+    producer.watchlist.add("shop")
+    answer = producer.accept_all([batch("b1"), replace(batch("b2"), workload="noise")], [RequestIdentity()])
+    assert isinstance(answer, Accepted)
+    totals = ledger.backlog.totals()
+    assert (totals["shop"].get("skipped", 0), totals["noise"]["skipped"]) == (0, 1)

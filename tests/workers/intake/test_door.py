@@ -1,0 +1,271 @@
+"""The door: requests gather, are in once, and are answered only when they are decided."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from pipeline.errors import RedisUnavailable
+from pipeline.ledger.ledger import Ledger
+from pipeline.messages.submit import Submit
+from pipeline.producer import Producer
+from pipeline.records.delivery import Accepted, Full
+from pipeline.records.pushed import PushedRecords
+from pipeline.redis.connection import connect
+from pipeline.settings import Settings
+from pipeline.sources.protocols.contract import Decoded, Undecodable
+from pipeline.workers.intake import door as door_module
+from pipeline.workers.intake import identity
+from pipeline.workers.intake.batches import window_batches
+from pipeline.workers.intake.door import Door, IdentityConflict
+from pipeline.workers.intake.taking import SentBy
+
+SENDER = SentBy(protocol="lines", key="", peer="")
+
+
+def decoded(*messages: str, workload: str = "shop") -> Decoded:
+    return Decoded(
+        records=PushedRecords(list(messages), workloads=[workload] * len(messages)), distinct=False
+    )
+
+
+def door_of(settings: Settings) -> Door:
+    ledger = Ledger(connect(settings), settings)
+    return Door(Producer(ledger, Submit(None, ledger.client, settings), settings))
+
+
+def with_door(settings: Settings, use: Callable[[Door], Awaitable[Any]]) -> Any:
+    """Everything that `use` answers, on a door of its own that is closed afterwards."""
+
+    async def run() -> Any:
+        door = door_of(settings)
+        try:
+            return await use(door)
+        finally:
+            await door.close()
+
+    return asyncio.run(run())
+
+
+def accepted(settings: Settings, workload: str = "shop") -> int:
+    ledger = Ledger(connect(settings), settings)
+    return ledger.backlog.totals().get(workload, {}).get("accepted", 0)
+
+
+def batches(settings: Settings) -> int:
+    ledger = Ledger(connect(settings), settings)
+    return int(ledger.client.zcard(ledger.keys.due))  # type: ignore[arg-type]
+
+
+def test_requests_of_a_moment_become_one_batch_of_each_workload(settings: Settings) -> None:
+    async def use(door: Door) -> Any:
+        return await asyncio.gather(
+            *(door.take(decoded(f"line {n}"), sender=SENDER) for n in range(20)),
+            door.take(decoded("x", workload="till"), sender=SENDER),
+        )
+
+    answers = with_door(settings, use)
+    assert all(isinstance(answer, Accepted) for answer in answers)
+    assert (accepted(settings), accepted(settings, "till"), batches(settings)) == (20, 1, 2)
+
+
+def test_a_lone_request_does_not_wait_for_a_window(settings: Settings) -> None:
+    async def use(door: Door) -> float:
+        await door.take(decoded("warm"), sender=SENDER)  # loads the script
+        door._windows[id(door.producer)].committed = float("-inf")
+        began = time.monotonic()
+        await door.take(decoded("x"), sender=SENDER)
+        return time.monotonic() - began
+
+    assert with_door(settings, use) < door_module.WINDOW_S
+
+
+def test_a_request_that_comes_again_is_a_duplicate_whatever_its_window(settings: Settings) -> None:
+    one = identity.of_body(b"body", distinct=True)
+
+    async def use(door: Door) -> Any:
+        first = await asyncio.gather(
+            door.take(decoded("a"), identity=one, sender=SENDER), door.take(decoded("b"), sender=SENDER)
+        )
+        again = await asyncio.gather(
+            door.take(decoded("c"), sender=SENDER), door.take(decoded("a"), identity=one, sender=SENDER)
+        )
+        other_process = await door_of(settings).take(decoded("a"), identity=one, sender=SENDER)
+        return [answer.duplicate for answer in (*first, *again, other_process)]
+
+    assert with_door(settings, use) == [False, False, False, True, True]
+    assert accepted(settings) == 3
+
+
+def test_two_equal_requests_in_one_window_are_in_once(settings: Settings) -> None:
+    one = identity.of_body(b"body", distinct=True)
+
+    async def use(door: Door) -> Any:
+        return await asyncio.gather(*(door.take(decoded("a"), identity=one, sender=SENDER) for _ in range(3)))
+
+    assert sorted(answer.duplicate for answer in with_door(settings, use)) == [False, True, True]
+    assert accepted(settings) == 1
+
+
+def test_a_declared_key_with_another_body_is_a_conflict(settings: Settings) -> None:
+    async def use(door: Door) -> Any:
+        await door.take(decoded("a"), identity=identity.declared("k", b"a"), sender=SENDER)
+        same = await door.take(decoded("a"), identity=identity.declared("k", b"a"), sender=SENDER)
+        with pytest.raises(IdentityConflict, match="used for another body"):
+            await door.take(decoded("b"), identity=identity.declared("k", b"b"), sender=SENDER)
+        other_sender = identity.declared("k", b"b", key="ours")
+        return same, await door.take(decoded("b"), identity=other_sender, sender=SENDER)
+
+    same, other = with_door(settings, use)
+    assert same.duplicate and not other.duplicate and accepted(settings) == 2
+
+
+def test_full_is_answered_after_two_seconds_of_patience_and_room_ends_it(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = settings.replace(max_pending_batches=1)
+    waiting_for = 0.4
+    monkeypatch.setattr(door_module, "PATIENCE_S", waiting_for)
+    monkeypatch.setattr(door_module, "RETRY_S", 0.02)
+
+    async def use(door: Door) -> Any:
+        await door.take(decoded("first"), sender=SENDER)
+        began = time.monotonic()
+        full = await door.take(decoded("second"), sender=SENDER)
+        patience = time.monotonic() - began
+        again = asyncio.ensure_future(door.take(decoded("third"), sender=SENDER))
+        await asyncio.sleep(0)
+        keys = door.producer.ledger.keys
+        door.producer.ledger.client.hset(keys.counts, mapping={"batches": 0, "bytes": 0})
+        return full, patience, await again
+
+    full, patience, again = with_door(small, use)
+    assert isinstance(full, Full) and full.reason == "batches" and patience >= waiting_for
+    assert isinstance(again, Accepted) and accepted(settings) == 2
+
+
+def test_a_closed_gate_is_answered_at_once(settings: Settings) -> None:
+    async def use(door: Door) -> Any:
+        door.producer.ledger.intake.pause("maintenance")
+        began = time.monotonic()
+        return await door.take(decoded("x"), sender=SENDER), time.monotonic() - began
+
+    answer, seconds = with_door(settings, use)
+    assert answer.reason == "closed" and seconds < door_module.PATIENCE_S
+
+
+def test_a_lost_answer_of_redis_repeats_the_same_batches(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door_module, "RETRY_S", 0.01)
+
+    async def use(door: Door) -> Any:
+        accept_all, lost = door.producer.accept_all, []
+
+        def loses_the_first(*args: Any, **kwargs: Any) -> Any:
+            answer = accept_all(*args, **kwargs)
+            if not lost:
+                lost.append(answer)
+                raise RedisUnavailable("the answer was lost")
+            return answer
+
+        monkeypatch.setattr(door.producer, "accept_all", loses_the_first)
+        return await asyncio.gather(
+            door.take(decoded("a"), sender=SENDER),
+            door.take(decoded("b"), identity=identity.of_body(b"b", distinct=True), sender=SENDER),
+        )
+
+    assert [answer.duplicate for answer in with_door(settings, use)] == [False, False]
+    assert accepted(settings) == 2
+
+
+def test_a_process_holds_a_bounded_number_of_bytes(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door_module, "HELD_BYTES", 100)
+
+    async def use(door: Door) -> Any:
+        blocked = threading.Event()
+        accept_all = door.producer.accept_all
+
+        def waits(*args: Any, **kwargs: Any) -> Any:
+            blocked.wait(10)
+            return accept_all(*args, **kwargs)
+
+        monkeypatch.setattr(door.producer, "accept_all", waits)
+        first = asyncio.ensure_future(door.take(decoded("x" * 90), sender=SENDER))
+        while not door.held:
+            await asyncio.sleep(0)
+        second = await door.take(decoded("y" * 90), sender=SENDER)
+        blocked.set()
+        return await first, second
+
+    first, second = with_door(settings, use)
+    assert isinstance(first, Accepted) and isinstance(second, Full) and second.reason == "process"
+    assert "send again in a moment" in str(second)
+
+
+def test_text_that_is_none_is_refused_and_spoils_no_other_request(settings: Settings) -> None:
+    async def use(door: Door) -> Any:
+        return await asyncio.gather(
+            door.take(decoded("fine"), sender=SENDER),
+            door.take(decoded("bad \ud800"), sender=SENDER),
+            return_exceptions=True,
+        )
+
+    fine, bad = with_door(settings, use)
+    assert isinstance(fine, Accepted) and isinstance(bad, Undecodable)
+
+
+def test_one_request_that_cannot_be_packed_does_not_spoil_its_window(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(requests: Sequence[PushedRecords], **limits: Any) -> Any:
+        if any("poison" in (records.messages[0] or "") for records in requests):
+            raise ValueError("it cannot be packed")
+        return window_batches(requests, **limits)
+
+    monkeypatch.setattr(door_module, "window_batches", fails)
+
+    async def use(door: Door) -> Any:
+        return await asyncio.gather(
+            door.take(decoded("fine"), sender=SENDER),
+            door.take(decoded("poison"), sender=SENDER),
+            return_exceptions=True,
+        )
+
+    fine, bad = with_door(settings, use)
+    assert isinstance(fine, Accepted) and isinstance(bad, ValueError) and accepted(settings) == 1
+
+
+def test_an_empty_request_is_a_success_without_a_batch(settings: Settings) -> None:
+    assert isinstance(with_door(settings, lambda d: d.take(decoded(), sender=SENDER)), Accepted)
+    assert batches(settings) == 0
+
+
+def test_records_keep_their_columns_and_order_when_they_are_grouped_and_cut() -> None:
+    first = PushedRecords(["a1", "b1", "a2"], levels=["info", None, "error"], workloads=["a", "b", "a"])
+    second = PushedRecords([None, "a3"], raws=["raw b2", None], workloads=["b", "a"])
+    found = window_batches([first, second], arrived=None, zone="UTC", max_records=2, max_bytes=10**6)  # type: ignore[arg-type]
+    assert [(b.workload, b.records.messages, b.records.levels, b.records.raws) for b in found] == [  # type: ignore[union-attr]
+        ("a", ["a1", "a2"], ["info", "error"], [None, None]),
+        ("a", ["a3"], [None], [None]),
+        ("b", ["b1", None], [None, None], [None, "raw b2"]),
+    ]
+    assert len({b.batch_id for b in found}) == len({b.source_key for b in found}) == 3
+    assert all(b.records.workloads is None for b in found)  # type: ignore[union-attr]
+
+
+def test_a_group_larger_than_a_batch_may_be_is_cut_by_bytes() -> None:
+    wide = PushedRecords(["x" * 400, "y" * 400, "z" * 400], workloads=["w"] * 3)
+    found = window_batches([wide], arrived=None, zone="UTC", max_records=100, max_bytes=900)  # type: ignore[arg-type]
+    assert [len(b.records.messages) for b in found] == [2, 1]  # type: ignore[union-attr]
+
+
+def test_a_name_that_cannot_be_a_key_is_made_one(settings: Settings) -> None:
+    odd = decoded("x", workload="shop\n" + "w" * 300)
+    with_door(settings, lambda door: door.take(odd, sender=SENDER))
+    assert accepted(settings, "shop_" + "w" * 195) == 1
