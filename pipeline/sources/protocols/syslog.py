@@ -36,7 +36,7 @@ _OLD_ISO: Final = re.compile(rf"<[0-9]{{1,3}}>{_ISO} (?P<host>[^ :]+) {_TAG}")
 class SyslogFraming:
     """Cuts the bytes of a connection into messages. However they arrive, the messages are the same.
 
-    A message beyond MOST_BYTES loses its end; `shortened` counts these."""
+    A message beyond MOST_BYTES loses its end; `shortened` counts these until it is reset."""
 
     def __init__(self) -> None:
         self.shortened = 0

@@ -15,9 +15,11 @@ from asyncio import sslproto
 from typing import ClassVar, Final, cast
 
 from pipeline.logs import logger
-from pipeline.records.delivery import Full
+from pipeline.observe import counters as metrics
 from pipeline.sources.protocols.contract import Decoded, Undecodable
-from pipeline.workers.intake.taking import Door, SentBy
+from pipeline.workers.intake.door import Door
+from pipeline.workers.intake.retrying import seconds_to_next_try
+from pipeline.workers.intake.taking import SentBy
 
 # A message must end within this time, and a large one must go on by SLOW_BYTES in it.
 SLOW_S: Final = 60.0
@@ -206,19 +208,20 @@ class StreamServer(ABC):
         client that is gone."""
         sender = SentBy(protocol=self.protocol, key=self.key, peer=connection.peer)
         while not (repeats and connection.ended.done()):
-            answer = await self.door.take(decoded, identity=identity, sender=sender)
-            if not isinstance(answer, Full):
+            wait_s = await seconds_to_next_try(self.door, decoded, identity=identity, sender=sender)
+            if wait_s is None:
                 return True
             if repeats:
-                await asyncio.wait([connection.ended], timeout=answer.retry_after_s)
+                await asyncio.wait([connection.ended], timeout=wait_s)
             else:
-                await asyncio.sleep(answer.retry_after_s)
+                await asyncio.sleep(wait_s)
         return False
 
     async def _serve(self, connection: Connection) -> None:
         try:
             await self.converse(connection)
         except Undecodable as exc:
+            metrics.request_refused(self.protocol)
             logger().warning(
                 "intake_connection_closed", protocol=self.protocol, peer=connection.peer, why=str(exc)
             )

@@ -12,9 +12,11 @@ from itertools import accumulate
 from typing import Final
 
 from pipeline.logs import logger
-from pipeline.records.delivery import Full
+from pipeline.observe import counters as metrics
 from pipeline.sources.protocols.contract import Decoded
-from pipeline.workers.intake.taking import Door, SentBy
+from pipeline.workers.intake.door import Door
+from pipeline.workers.intake.retrying import seconds_to_next_try
+from pipeline.workers.intake.taking import SentBy
 
 AT_ONCE: Final = 1_000
 AT_ONCE_BYTES: Final = 1024 * 1024
@@ -61,6 +63,7 @@ class Gathering:
             self._append(message, peer)
             return
         self.dropped += 1
+        metrics.message_dropped(self._sender.protocol)
         before, when = self._said
         if time.monotonic() - when >= _QUIET_S:
             self._said = (self.dropped, time.monotonic())
@@ -125,17 +128,19 @@ class Gathering:
         self._carried -= len(batch)
 
     async def _take(self, decoded: Decoded, sender: SentBy) -> None:
-        while True:
-            await self._open.wait()
-            answer = await self._door.take(decoded, identity="", sender=sender)
-            if not isinstance(answer, Full):
-                return
-            if self._open.is_set():
-                break
-        self._open.clear()
-        try:
-            while isinstance(answer, Full):
-                await asyncio.sleep(answer.retry_after_s)
-                answer = await self._door.take(decoded, identity="", sender=sender)
-        finally:
-            self._open.set()
+        await self._open.wait()
+        while (wait_s := await self._try(decoded, sender)) is not None:
+            if not self._open.is_set():
+                await self._open.wait()
+                continue
+            self._open.clear()
+            try:
+                while wait_s is not None:
+                    await asyncio.sleep(wait_s)
+                    wait_s = await self._try(decoded, sender)
+            finally:
+                self._open.set()
+            return
+
+    async def _try(self, decoded: Decoded, sender: SentBy) -> float | None:
+        return await seconds_to_next_try(self._door, decoded, identity="", sender=sender)

@@ -7,13 +7,14 @@ come together again. One group of a connection is underway at a time, so a large
 faster.
 """
 
-from hashlib import blake2b
 from typing import ClassVar, Final
 
+from pipeline.observe import counters as metrics
 from pipeline.sources.protocols.contract import Undecodable
 from pipeline.sources.protocols.relp import OK, Frame, RelpFraming, open_response, response
 from pipeline.sources.protocols.syslog import syslog_records
 from pipeline.workers.intake.connections import Connection, StreamServer
+from pipeline.workers.intake.identity import of_body
 
 _GOODBYE: Final = b"0 serverclose 0\n"
 
@@ -30,6 +31,8 @@ class RelpServer(StreamServer):
             frames = framing.feed(data)
             if frames:
                 connection.message_ended()
+            metrics.messages_shortened(self.protocol, framing.shortened)
+            framing.shortened = 0
             messages: list[Frame] = []
             for frame in frames:
                 match frame.command:
@@ -56,17 +59,10 @@ class RelpServer(StreamServer):
         ]
         if messages:
             decoded = syslog_records(messages)
-            identity = _identity(self.key, messages) if decoded.distinct else ""
+            body = b"".join(b"%d %s" % (len(message), message) for message, _ in messages)
+            identity = of_body(body, distinct=decoded.distinct, key=self.key, path="relp")
             if not await self.take(connection, decoded, identity=identity, repeats=True):
                 return False
         if frames:
             await connection.write(b"".join(response(frame.number, OK) for frame in frames))
         return True
-
-
-def _identity(key: str, messages: list[tuple[bytes, str]]) -> str:
-    digest = blake2b(key.encode() + b"\n", digest_size=16)
-    for message, _ in messages:
-        digest.update(b"%d " % len(message))
-        digest.update(message)
-    return f"relp:{digest.hexdigest()}"

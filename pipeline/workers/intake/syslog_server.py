@@ -12,10 +12,12 @@ import socket
 from typing import ClassVar, Final
 
 from pipeline.logs import logger
+from pipeline.observe import counters as metrics
 from pipeline.sources.protocols.syslog import SyslogFraming, syslog_records
 from pipeline.workers.intake.connections import STOP_S, Connection, StreamServer
 from pipeline.workers.intake.gathering import Gathering
-from pipeline.workers.intake.taking import Door, SentBy
+from pipeline.workers.intake.door import Door
+from pipeline.workers.intake.taking import SentBy
 
 # What a burst of a second may fill while this process does other work.
 RECEIVE_BYTES: Final = 8 * 1024 * 1024
@@ -30,7 +32,6 @@ class SyslogServer(StreamServer):
 
     def __init__(self, door: Door, *, key: str = "") -> None:
         super().__init__(door, key=key)
-        self.shortened = 0  # messages beyond 64 KiB
         self._gathering = Gathering(door, SentBy(protocol="syslog", key=key, peer=""), syslog_records)
 
     async def converse(self, connection: Connection) -> None:
@@ -39,12 +40,17 @@ class SyslogServer(StreamServer):
             if messages := framing.feed(data):
                 connection.message_ended()
                 await self._gathering.add(messages, connection.peer)
+            self._count(framing)
         await self._gathering.add(framing.close(), connection.peer)
-        self.shortened += framing.shortened
+        self._count(framing)
 
     async def stop(self) -> None:
         await super().stop()
         await self._gathering.close(STOP_S)
+
+    def _count(self, framing: SyslogFraming) -> None:
+        metrics.messages_shortened(self.protocol, framing.shortened)
+        framing.shortened = 0
 
 
 class SyslogDatagrams(asyncio.DatagramProtocol):
@@ -70,9 +76,9 @@ class SyslogDatagrams(asyncio.DatagramProtocol):
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
             listener.setsockopt(socket.SOL_SOCKET, _FORCE, RECEIVE_BYTES)
         # Linux reports twice what was asked for.
-        if (size := listener.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)) < RECEIVE_BYTES:
+        if (size := listener.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2) < RECEIVE_BYTES:
             logger().warning(
-                "intake_small_buffer", bytes=size // 2, remedy=f"sysctl net.core.rmem_max={RECEIVE_BYTES}"
+                "intake_small_buffer", bytes=size, remedy=f"sysctl net.core.rmem_max={RECEIVE_BYTES}"
             )
 
     async def stop(self) -> None:
