@@ -12,10 +12,9 @@ import polars as pl
 
 from pipeline.opensearch.scan import as_text
 from pipeline.records.batch import MAX_NAME, digest
-from pipeline.records.levels import LEVELS
+from pipeline.records.levels import level_of
 from pipeline.records.schema import RAW_SCHEMA, with_missing_columns
 from pipeline.settings import Settings
-from pipeline.sources.formats_text import LEVEL_WORDS
 from pipeline.sources.framing import split_text
 from pipeline.sources.times import read_times
 
@@ -118,9 +117,3 @@ def document_records(
         schema={n: RAW_SCHEMA[n] for n in ("raw", "line", "lines", "timestamp", "level", "message")},
     )
     return with_missing_columns(frame)
-
-
-def level_of(value: Any) -> str | None:
-    """One of LEVELS, None for other values."""
-    word = value.strip().lower() if isinstance(value, str) else ""
-    return word if word in LEVELS else LEVEL_WORDS.get(word)

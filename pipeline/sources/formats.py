@@ -19,10 +19,11 @@ import polars as pl
 from pipeline.errors import BadInput
 from pipeline.records.columns import kinds, spread
 from pipeline.records.declared import MARK, Declaration
+from pipeline.records.levels import LEVEL_WORDS
 from pipeline.records.schema import RAW_SCHEMA, UTC_US
 from pipeline.sources import formats_json as pairs
 from pipeline.sources.formats_delimited import are_rows, detect_table, is_layout, parse_rows, read_layout
-from pipeline.sources.formats_text import ANYTHING, BASIC_FORMATS, LEVEL_WORDS, Format
+from pipeline.sources.formats_text import ANYTHING, BASIC_FORMATS, Format
 from pipeline.sources.formats_text_more import BEFORE_PAIRS, BY_NAME, MONTH_FIRST, TEXT_FORMATS
 from pipeline.sources.times import check_zone, day_comes_first, read_form, to_utc
 from pipeline.sources.wrappers import (

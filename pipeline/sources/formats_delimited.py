@@ -16,8 +16,8 @@ import numpy as np
 import polars as pl
 
 from pipeline.errors import BadInput
+from pipeline.records.levels import LEVEL_WORDS
 from pipeline.records.schema import RAW_SCHEMA
-from pipeline.sources.formats_text import LEVEL_WORDS
 from pipeline.sources.times import read_times
 
 SEPARATORS: Final[Mapping[str, str]] = {

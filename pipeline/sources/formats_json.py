@@ -16,7 +16,7 @@ from typing import Any, Final
 import polars as pl
 
 from pipeline.records.columns import kinds
-from pipeline.sources.formats_text import LEVEL_WORDS
+from pipeline.records.levels import LEVEL_WORDS
 from pipeline.sources.times import read_times
 
 JSON_HEAD: Final = r'^\{\s*"[^"]+"\s*:'

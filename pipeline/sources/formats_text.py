@@ -14,24 +14,6 @@ from typing import Final
 
 from pipeline.sources.times import EPOCH_CLOCK, ISO_CLOCK, Clock
 
-# Lower-case words of any format to the spellings of `records.LEVELS`.
-LEVEL_WORDS: Final[Mapping[str, str]] = {
-    word: level
-    for level, words in {
-        "trace": "trace trac finest finer verbose vrb trc v",
-        "debug": "debug dbg dbug debu fine config d debug1 debug2 debug3 debug4 debug5",
-        "info": (
-            "info inf information informational note system log statement detail hint context query i infos"
-        ),
-        "notice": "notice hinweis",
-        "warning": "warning warn wrn w warnung avertissement attention advertencia",
-        "error": "error err severe failed e erro eror fehler schwerwiegend erreur errore grave",
-        "critical": "critical crit alert failure",
-        "fatal": "fatal ftl fata panic pani panik dpanic emerg emergency f",
-    }.items()
-    for word in words.split()
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
@@ -42,7 +24,7 @@ class Format:
     name: str
     pattern: str
     clock: Clock | None = None
-    levels: Mapping[str, str] | None = None  # words as written; None: LEVEL_WORDS, any case
+    levels: Mapping[str, str] | None = None  # words as written; None: records.LEVEL_WORDS, any case
     unless: str = ""
     whole: bool = False
     block: bool = False  # the lines up to the next header belong to a record, whatever they say

@@ -26,11 +26,11 @@ from pipeline.models import bundle
 from pipeline.models.verdict import Knowledge, verdict_of
 from pipeline.records.batch import Purpose, utc_now
 from pipeline.records.delivery import Meta
+from pipeline.records.levels import level_of
 from pipeline.records.pushed import PushedRecords
 from pipeline.records.schema import raw_frame
 from pipeline.records.verdict import Verdict
 from pipeline.records.wire import Codec
-from pipeline.sources.documents import level_of
 from pipeline.sources.pushed import framed
 
 if TYPE_CHECKING:
