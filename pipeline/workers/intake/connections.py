@@ -8,7 +8,6 @@ or does not read its answers, is cut off. An error closes its own connection, wi
 import asyncio
 import contextlib
 import socket
-import ssl
 import time
 from abc import ABC, abstractmethod
 from asyncio import sslproto
@@ -20,6 +19,7 @@ from pipeline.sources.protocols.contract import Decoded, Undecodable
 from pipeline.workers.intake.door import Door
 from pipeline.workers.intake.retrying import seconds_to_next_try
 from pipeline.workers.intake.taking import SentBy
+from pipeline.workers.intake.tls_files import TlsFiles
 
 # A message must end within this time, and a large one must go on by SLOW_BYTES in it.
 SLOW_S: Final = 60.0
@@ -164,14 +164,15 @@ class StreamServer(ABC):
     async def converse(self, connection: Connection) -> None:
         """Serves a client to its end. Raises Undecodable to close the connection."""
 
-    async def start(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> None:
-        """Listens from now on. Raises OSError."""
-        if tls is not None:
+    async def start(self, host: str, port: int, *, tls: TlsFiles | None = None) -> None:
+        """Listens from now on. Raises OSError, BadInput."""
+        context = None if tls is None else tls.context()
+        if context is not None:
             # Each connection has a buffer of this size for what is still encrypted, 256 KiB by default. A
             # TLS record has at most 16 KiB.
             sslproto.SSLProtocol.max_size = _AT_ONCE
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(self), host, port, ssl=tls, backlog=_BACKLOG
+            lambda: Connection(self), host, port, ssl=context, backlog=_BACKLOG
         )
         self.address = self._server.sockets[0].getsockname()[:2]
 

@@ -20,7 +20,7 @@ _GOODBYE: Final = b"0 serverclose 0\n"
 
 
 class RelpServer(StreamServer):
-    """RELP over TCP, or over TLS where `start` is given a context."""
+    """RELP over TCP, or over TLS where `start` is given files."""
 
     protocol: ClassVar[str] = "relp"
 

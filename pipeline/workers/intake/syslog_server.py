@@ -15,8 +15,8 @@ from pipeline.logs import logger
 from pipeline.observe import counters as metrics
 from pipeline.sources.protocols.syslog import SyslogFraming, syslog_records
 from pipeline.workers.intake.connections import STOP_S, Connection, StreamServer
-from pipeline.workers.intake.gathering import Gathering
 from pipeline.workers.intake.door import Door
+from pipeline.workers.intake.gathering import Gathering
 from pipeline.workers.intake.taking import SentBy
 
 # What a burst of a second may fill while this process does other work.
@@ -26,7 +26,7 @@ _FORCE: Final = 33
 
 
 class SyslogServer(StreamServer):
-    """Syslog over TCP, or over TLS where `start` is given a context."""
+    """Syslog over TCP, or over TLS where `start` is given files."""
 
     protocol: ClassVar[str] = "syslog"
 

@@ -16,6 +16,7 @@ from tls_redis import Certificates
 
 from pipeline.workers.intake import connections, gathering
 from pipeline.workers.intake.syslog_server import SyslogDatagrams, SyslogServer
+from pipeline.workers.intake.tls_files import TlsFiles
 
 
 @pytest.fixture
@@ -143,12 +144,12 @@ def test_a_stop_hands_over_what_has_arrived(door: MemoryDoor) -> None:
 
 def test_tls_asks_for_a_certificate_where_a_client_ca_is_named(door: MemoryDoor, tmp_path: Path) -> None:
     certificates = Certificates.make(tmp_path)
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(certificates.ca))
-    context.load_cert_chain(certificates.server, certificates.folder / "server.key")
-    context.verify_mode = ssl.CERT_REQUIRED
+    files = TlsFiles(
+        cert=certificates.server, key=certificates.folder / "server.key", client_ca=certificates.ca
+    )
     client = ssl.create_default_context(cafile=str(certificates.ca))
     server = SyslogServer(door)
-    with serving(server, server.start("127.0.0.1", 0, tls=context)):
+    with serving(server, server.start("127.0.0.1", 0, tls=files)):
         with (
             contextlib.suppress(ssl.SSLError, ConnectionError),
             socket.create_connection(server.address, timeout=TIMEOUT_S) as plain,
