@@ -42,6 +42,9 @@ HOMES = {
     "obstore": {"store/bucket"},
     "celery": {"messages", "tasks", "workers"},
     "kombu": {"messages", "tasks", "workers"},
+    "opentelemetry": {"sources/protocols", "workers/intake"},
+    "google": {"sources/protocols", "workers/intake"},
+    "cramjam": {"sources/protocols", "workers/intake"},
 }
 # Packages of the extras: neither a producer nor `--help` needs one.
 HEAVY = tuple(name for packages in EXTRAS.values() for name in packages if name != "opentelemetry")
@@ -136,6 +139,14 @@ def test_heavy_packages_stay_in_their_homes(path: Path) -> None:
         ("pipeline.gpu.pool", (*HEAVY, "rich", "structlog", "celery")),
         ("pipeline.cli", (*HEAVY, "celery", "redis", "rich", "structlog", "msgspec")),
         ("pipeline.workers.bootstrap", ("torch", "transformers")),
+        # The process that receives imports all decoders, and nothing that a worker needs.
+        (
+            ", ".join(
+                f"pipeline.sources.protocols.{name}" for name in ("bulk", "hec", "journal", "loki", "otlp")
+            ),
+            ("polars", "numpy", "torch", "redis", "celery", "structlog"),
+        ),
+        ("pipeline.producer", ("pipeline.sources.protocols", "google.protobuf", "cramjam")),
     ],
 )
 def test_importing_stays_light(module: str, forbidden: tuple[str, ...]) -> None:

@@ -20,8 +20,8 @@ _FIELD_SET: Final = frozenset(FIELDS)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 # The times that a `datetime` in UTC can be, in microseconds since 1970.
-_EARLIEST: Final = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
-_LATEST: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+EARLIEST: Final = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+LATEST: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 # A line that begins with a blank continues the record before it, as in a stack trace.
 _FLUSH_LEFT: Final = re.compile(r"^\S", re.MULTILINE)
 
@@ -63,7 +63,7 @@ class PushedRecords(msgspec.Struct, frozen=True, array_like=True, tag="records")
 
     messages: list[str | None]
     # Microseconds since 1970, UTC.
-    timestamps: list[Annotated[int, msgspec.Meta(ge=_EARLIEST, le=_LATEST)] | None] | None = None
+    timestamps: list[Annotated[int, msgspec.Meta(ge=EARLIEST, le=LATEST)] | None] | None = None
     levels: list[str | None] | None = None
     hosts: list[str | None] | None = None
     processes: list[str | None] | None = None
@@ -177,7 +177,7 @@ def _microseconds(value: object, number: int) -> int | None:
         moment = datetime.fromisoformat(value) if isinstance(value, str) else value
         if isinstance(moment, datetime) and moment.utcoffset() is not None:
             since = (moment - _EPOCH) // _MICROSECOND
-            if _EARLIEST <= since <= _LATEST:
+            if EARLIEST <= since <= LATEST:
                 return since
     except (ValueError, OverflowError):  # no time, or none that UTC has a year for
         pass

@@ -1,0 +1,88 @@
+"""Times as clients write them, in microseconds since 1970.
+
+A time that is unreadable, or outside the years that records can hold, is None and never an error.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from pipeline.records.pushed import EARLIEST, LATEST
+
+SECOND: Final = 1_000_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+# Below each bound a number counts seconds, milliseconds, microseconds; above all of them nanoseconds.
+_SECONDS, _MILLISECONDS, _MICROSECONDS = 1e11, 1e14, 1e17
+_MOST_DIGITS: Final = 30
+
+
+def of_nanoseconds(value: int | str | None) -> int | None:
+    """A count of nanoseconds, which JSON may hold as text; 0 stands for no time."""
+    if isinstance(value, str):
+        try:
+            value = int(value) if len(value) <= _MOST_DIGITS else 0
+        except ValueError:
+            return None
+    micros = value // 1000 if value else 0
+    return micros if micros and EARLIEST <= micros <= LATEST else None
+
+
+def of_iso(text: str) -> int | None:
+    """ISO 8601 with an offset; stage ingest reads a local time, because it knows the zone."""
+    try:
+        moment = datetime.fromisoformat(text)
+        if moment.utcoffset() is None:
+            return None
+        micros = (moment - _EPOCH) // _MICROSECOND
+    except (ValueError, OverflowError):
+        return None
+    return micros if EARLIEST <= micros <= LATEST else None
+
+
+def of_number(value: float) -> int | None:
+    """Seconds, milliseconds, microseconds or nanoseconds since 1970, told apart by their size."""
+    size = abs(value)
+    if not 0 < size < 1e20:
+        return None
+    if size < _SECONDS:
+        micros = round(value * SECOND)
+    elif size < _MILLISECONDS:
+        micros = round(value * 1000)
+    else:
+        micros = int(value) if size < _MICROSECONDS else int(value) // 1000
+    return micros if EARLIEST <= micros <= LATEST else None
+
+
+def of_value(value: object) -> int | None:
+    """A time of a JSON document: a number, a text of digits, or ISO 8601."""
+    if isinstance(value, str):
+        if value[4:5] == "-":
+            return of_iso(value)
+        try:
+            return of_number(float(value)) if len(value) <= _MOST_DIGITS else None
+        except ValueError:
+            return of_iso(value)
+    return of_number(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def has_fraction(value: object) -> bool:
+    """Whether the notation of a time that `of_value` reads can say less than a second."""
+    if isinstance(value, str):
+        return "." in value or "," in value or value.isdecimal()
+    return isinstance(value, int | float)
+
+
+def are_fine(times: Sequence[int | None]) -> bool:
+    """Whether every record has a time, and the times are finer than a second.
+
+    Times that are whole seconds throughout were cut to seconds, so two requests may share them."""
+    return None not in times and any(time % SECOND for time in times if time is not None)
+
+
+def of_microseconds(text: str | bytes) -> int | None:
+    """A text of digits."""
+    if not text.isdigit() or len(text) > _MOST_DIGITS or not text.isascii():
+        return None
+    micros = int(text)
+    return micros if 0 < micros <= LATEST else None

@@ -1,0 +1,141 @@
+"""The export format of the systemd journal, in which `systemd-journal-upload` sends.
+
+A blank line separates two entries. A field is a line `NAME=text`, or a line `NAME`, the length of its data in
+8 bytes (little endian), the data, and a newline. The raw text of a record is its message, or JSON of the
+message and of the fields that the program set itself. The fields that the journal adds stay out.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from pipeline.records.pushed import PushedRecords
+from pipeline.sources.protocols import client_times, workloads
+from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
+from pipeline.sources.protocols.joining import continuations, heads, joined_text
+from pipeline.sources.protocols.json_text import check_count, json_of
+
+_LENGTH: Final = 8
+_LONGEST_FIELD: Final = 65_536  # bytes of a field in the raw text; a core dump is one field
+# Priorities of syslog, 0 to 7.
+_PRIORITIES: Final = ("fatal", "critical", "critical", "error", "warning", "notice", "info", "debug")
+_DIGITS: Final = frozenset(str(number).encode() for number in range(len(_PRIORITIES)))
+_TIMES: Final = (b"_SOURCE_REALTIME_TIMESTAMP", b"__REALTIME_TIMESTAMP")
+# Docker names a container in a field of its own; its SYSLOG_IDENTIFIER is new with every container.
+_PROGRAMS: Final = (b"CONTAINER_NAME", b"SYSLOG_IDENTIFIER", b"_COMM", b"_SYSTEMD_UNIT")
+_STREAM: Final = (b"_HOSTNAME", b"_PID", b"CONTAINER_ID", b"SYSLOG_IDENTIFIER")
+# The journal's own fields, and fields that other columns hold or that name a place in a program.
+_LEFT_OUT: Final = (b"_", b"MESSAGE", b"PRIORITY", b"SYSLOG_", b"CODE_", b"CONTAINER_", b"TID")
+_MOST_FIELDS: Final = 10_000  # of an entry
+_BLANK: Final = re.compile(rb"\n+")
+
+Fields = Mapping[bytes, bytes]
+
+
+def decode_journal(body: bytes, hints: Hints) -> Decoded:
+    """The entries of a body of `application/vnd.fdo.journal`."""
+    entries = _entries(body)
+    times = [_time(entry) for entry in entries]
+    distinct = client_times.are_fine(times)
+    texts = [_text(entry.get(b"MESSAGE")) for entry in entries]
+    found = continuations(
+        [text or None for text in texts], lambda i: tuple(entries[i].get(name) for name in _STREAM)
+    )
+    for head, others in found.items():
+        texts[head] = joined_text(texts, head, others)
+    rows = heads(len(entries), found)
+    raws = [_raw(entries[i], texts[i]) for i in rows]
+    programs = [_first(entries[i], _PROGRAMS) for i in rows]
+    hosts = [_text(entries[i].get(b"_HOSTNAME")) for i in rows]
+    if hints.workload:
+        names = [workloads.joined_name(hints.workload)] * len(rows)
+    else:
+        names = [workloads.of_program(host, program) for host, program in zip(hosts, programs, strict=True)]
+    records = PushedRecords(
+        [texts[i] or raw or "" for i, raw in zip(rows, raws, strict=True)],
+        timestamps=[times[i] for i in rows],
+        levels=[_level(entries[i]) for i in rows],
+        hosts=[host or None for host in hosts],
+        processes=[_text(entries[i].get(b"_PID")) or None for i in rows],
+        services=[program or None for program in programs],
+        raws=raws if any(raws) else None,
+        workloads=names,
+    )
+    return Decoded(records=records, distinct=distinct)
+
+
+def _entries(body: bytes) -> list[Fields]:
+    entries: list[Fields] = []
+    at = 0
+    while at < len(body):
+        if (blank := _BLANK.match(body, at)) is not None:
+            at = blank.end()
+            continue
+        check_count(len(entries) + 1)
+        end = body.find(b"\n\n", at)
+        end = len(body) if end < 0 else end
+        if body.count(b"\n", at, end) > _MOST_FIELDS:
+            raise Undecodable(
+                f"entry {len(entries) + 1} of the journal has more than {_MOST_FIELDS:,} lines; send it apart"
+            )
+        try:
+            # Text cannot have a newline. Data can, and its first line is a name without "=".
+            entries.append(dict([line.split(b"=", 1) for line in body[at:end].rstrip(b"\n").split(b"\n")]))
+            at = end
+        except ValueError:
+            entry, at = _entry_with_data(body, at, len(entries) + 1)
+            entries.append(entry)
+    return entries
+
+
+def _entry_with_data(body: bytes, at: int, number: int) -> tuple[Fields, int]:
+    """The entry that begins at an offset, and where it ends."""
+    entry: dict[bytes, bytes] = {}
+    while at < len(body):
+        end = body.find(b"\n", at)
+        end = len(body) if end < 0 else end
+        name, is_text, text = body[at:end].partition(b"=")
+        if not name and not is_text:
+            break
+        if is_text:
+            entry[name], at = text, end + 1
+            continue
+        start = end + 1 + _LENGTH
+        stop = start + int.from_bytes(body[end + 1 : start], "little")
+        if start > len(body) or stop > len(body) or body[stop : stop + 1] not in (b"\n", b""):
+            shown = name[:40].decode("utf-8", "replace")
+            raise Undecodable(
+                f"entry {number} of the journal has a field {shown!r} whose length does not fit; "
+                "send the export format of journalctl"
+            )
+        entry[name], at = body[start:stop], stop + 1
+    return entry, at
+
+
+def _text(value: bytes | None) -> str:
+    return "" if value is None else value.decode("utf-8", "replace")
+
+
+def _first(entry: Fields, names: Iterable[bytes]) -> str:
+    return _text(next((entry[name] for name in names if entry.get(name)), None))
+
+
+def _time(entry: Fields) -> int | None:
+    for name in _TIMES:
+        if (time := client_times.of_microseconds(entry.get(name, b""))) is not None:
+            return time
+    return None
+
+
+def _level(entry: Fields) -> str | None:
+    priority = entry.get(b"PRIORITY", b"")
+    return _PRIORITIES[int(priority)] if priority in _DIGITS else None
+
+
+def _raw(entry: Fields, message: str) -> str | None:
+    fields = {
+        _text(name): _text(value[:_LONGEST_FIELD])
+        for name, value in entry.items()
+        if not name.startswith(_LEFT_OUT)
+    }
+    return json_of({"MESSAGE": message, **fields}) if fields else None

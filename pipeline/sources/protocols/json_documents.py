@@ -1,0 +1,75 @@
+"""Lines that are JSON documents each, as records: `_bulk` and NDJSON.
+
+The raw text is the document as it was sent, and stage ingest parses it. A line that is no JSON object is a
+record all the same. Only what the receiver needs is read here: time, workload, stream.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from pipeline.records.pushed import PushedRecords
+from pipeline.sources.protocols import client_times, workloads
+from pipeline.sources.protocols.contract import Decoded, Hints
+from pipeline.sources.protocols.document_fields import (
+    DocumentFields,
+    Kubernetes,
+    LogObject,
+    NamedObject,
+    name_of,
+)
+from pipeline.sources.protocols.joining import continuations, heads, joined_text
+from pipeline.sources.protocols.json_text import FAULTS, json_of, read_body, read_or_none
+
+_FIELDS: Final = msgspec.json.Decoder(DocumentFields)
+_OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
+_NO_FIELDS: Final = DocumentFields()
+
+
+def posted_documents(lines: Sequence[str], indices: Sequence[str], hints: Hints) -> Decoded:
+    """The records of these lines. `indices`: where the sender wants each, "" for nowhere."""
+    try:
+        documents = [_FIELDS.decode(line) for line in lines]
+    except FAULTS:
+        documents = [read_or_none(_FIELDS, line) or _NO_FIELDS for line in lines]
+    moments = [document.moment for document in documents]
+    times = [client_times.of_value(moment) for moment in moments]
+    distinct = client_times.are_fine(times) and all(map(client_times.has_fraction, moments))
+    if hints.workload:
+        names = [workloads.joined_name(hints.workload)] * len(lines)
+    else:
+        names = [
+            workloads.of_document(document, index) for document, index in zip(documents, indices, strict=True)
+        ]
+    texts = [document.text or None for document in documents]
+    found = continuations(texts, lambda i: (names[i], *_stream(documents[i])))
+    raws: list[str | None] = list(lines)
+    for head, others in found.items():
+        raws[head] = _with_text(lines[head], documents[head].text_key, joined_text(texts, head, others))
+    rows = heads(len(lines), found)
+    return Decoded(
+        records=PushedRecords(
+            [None] * len(rows),
+            timestamps=[times[i] for i in rows] if any(times) else None,
+            raws=[raws[i] for i in rows],
+            workloads=[names[i] for i in rows],
+        ),
+        distinct=distinct,
+    )
+
+
+def _stream(document: DocumentFields) -> tuple[Hashable, ...]:
+    pod, log = document.kubernetes, document.log
+    places = [document.host, document.container_id, document.file, document.stream]
+    if isinstance(pod, Kubernetes):
+        places += [pod.pod_name, pod.pod, pod.container_name, pod.container]
+    if isinstance(log, LogObject) and isinstance(log.file, NamedObject):
+        places.append(log.file.path)
+    return tuple(map(name_of, places))
+
+
+def _with_text(line: str, key: str, text: str) -> str:
+    """The document with another text of the program."""
+    document: dict[str, Any] = read_body(_OBJECT, line, "a document")
+    return json_of(document | {key: text})

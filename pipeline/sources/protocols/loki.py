@@ -1,0 +1,205 @@
+"""Loki's push: JSON of both versions, and protobuf in a raw snappy block.
+
+The raw text of a record is its line. Stage ingest parses it, but its time is that of the entry. Structured
+metadata stands around the line, in the JSON that Fluent Bit writes, so that session keys are found in it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import cramjam
+import msgspec
+from google.protobuf.message import DecodeError
+
+from pipeline.records.levels import level_of
+from pipeline.records.pushed import LATEST, PushedRecords
+from pipeline.sources.protocols import client_times, workloads
+from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
+from pipeline.sources.protocols.joining import continuations, heads, joined_text
+from pipeline.sources.protocols.json_text import check_count, envelope, read_body, text_form
+from pipeline.sources.protocols.labels import parsed_labels
+from pipeline.sources.protocols.loki_messages import PushRequest
+
+LOKI_MAX_BYTES: Final = 20 << 20  # of a snappy block when it is unpacked
+_LEVELS: Final = ("detected_level", "level", "severity", "severity_text")
+_HOSTS: Final = ("host", "hostname", "node_name", "instance")
+_SERVICES: Final = ("service_name", "app", "container", "job")
+
+
+class _Value(msgspec.Struct, array_like=True):
+    time: int | str
+    line: str
+    metadata: dict[str, Any] | None = None
+
+
+class _Entry(msgspec.Struct):
+    ts: int | str | None = None
+    line: str = ""
+
+
+class _Stream(msgspec.Struct):
+    stream: dict[str, Any] | None = None
+    values: list[_Value] | None = None
+    labels: str | None = None  # of version 0, with the entries
+    entries: list[_Entry] | None = None
+
+
+class _Push(msgspec.Struct):
+    streams: list[_Stream] | None = None
+
+
+_PUSH: Final = msgspec.json.Decoder(_Push)
+
+
+class _Collected:
+    """The entries of a request, in its order: one item a record in each list but `labels`."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.times: list[int | None] = []
+        self.metadata: list[Mapping[str, Any] | None] = []
+        self.streams: list[int] = []
+        self.labels: list[Mapping[str, str]] = []
+
+    def add(
+        self,
+        labels: Mapping[str, str],
+        lines: Iterable[str],
+        times: Iterable[int | None],
+        metadata: Iterable[Mapping[str, Any] | None],
+    ) -> None:
+        """The entries of one stream."""
+        before = len(self.lines)
+        self.lines += lines
+        check_count(len(self.lines))
+        self.times += times
+        self.metadata += metadata
+        self.streams += [len(self.labels)] * (len(self.lines) - before)
+        self.labels.append(labels)
+
+
+def decode_push(body: bytes, hints: Hints) -> Decoded:
+    """By the content type: JSON, or protobuf for any other. The body of protobuf is a snappy block."""
+    if hints.content_type.partition(";")[0].strip() == "application/json":
+        return decode_push_json(body, hints)
+    return decode_push_protobuf(body, hints)
+
+
+def decode_push_json(body: bytes, hints: Hints) -> Decoded:
+    """Version 1 (`stream`, `values`) or version 0 (`labels`, `entries`)."""
+    found = _Collected()
+    for stream in read_body(_PUSH, body, "the Loki push").streams or ():
+        if stream.labels is not None:
+            labels = _labels(stream.labels)
+        else:
+            labels = {key: text_form(value) for key, value in (stream.stream or {}).items()}
+        if values := stream.values:
+            found.add(
+                labels,
+                [value.line for value in values],
+                _nanoseconds([value.time for value in values]),
+                [value.metadata or None for value in values],
+            )
+        if entries := stream.entries:
+            times = [client_times.of_iso(e.ts) if isinstance(e.ts, str) else None for e in entries]
+            found.add(labels, [entry.line for entry in entries], times, [None] * len(entries))
+    return _decoded(found, hints)
+
+
+def decode_push_protobuf(body: bytes, hints: Hints) -> Decoded:
+    """A `logproto.PushRequest` in a raw snappy block."""
+    try:
+        request = PushRequest.FromString(_unpacked(body))
+    except DecodeError as exc:
+        raise Undecodable(f"the Loki push is not protobuf of PushRequest: {exc}") from exc
+    check_count(len(request.streams))
+    check_count(sum(len(stream.entries) for stream in request.streams))
+    found = _Collected()
+    for stream in request.streams:
+        entries = stream.entries
+        stamps = [entry.timestamp for entry in entries]
+        found.add(
+            _labels(stream.labels.decode("utf-8", "replace")),
+            [entry.line.decode("utf-8", "replace") for entry in entries],
+            _nanoseconds([stamp.seconds * 1_000_000_000 + stamp.nanos for stamp in stamps]),
+            [_pairs(entry.metadata) for entry in entries],
+        )
+    return _decoded(found, hints)
+
+
+def _unpacked(body: bytes) -> bytes:
+    """Raises Undecodable; the announced length is checked before any memory is taken."""
+    if not body:
+        return b""
+    try:
+        length = cramjam.snappy.decompress_raw_len(body)
+        if length > LOKI_MAX_BYTES:
+            raise Undecodable(
+                f"the Loki push unpacks to {length:,} bytes; send at most {LOKI_MAX_BYTES:,} at once"
+            )
+        return bytes(cramjam.snappy.decompress_raw(body))
+    except cramjam.DecompressionError as exc:
+        raise Undecodable(f"the Loki push is no snappy block: {exc}") from exc
+
+
+def _decoded(found: _Collected, hints: Hints) -> Decoded:
+    lines, streams = found.lines, found.streams
+    joined = continuations(lines, streams.__getitem__)
+    for head, others in joined.items():
+        lines[head] = joined_text(lines, head, others)
+    rows = heads(len(lines), joined)
+    if hints.workload:
+        names = [workloads.joined_name(hints.workload)] * len(found.labels)
+    else:
+        names = [workloads.of_labels(labels) for labels in found.labels]
+    hosts = [_first(labels, _HOSTS) for labels in found.labels]
+    services = [_first(labels, _SERVICES) for labels in found.labels]
+    levels = [level_of(_first(labels, _LEVELS)) for labels in found.labels]
+    records = PushedRecords(
+        [None] * len(rows),
+        timestamps=[found.times[i] for i in rows],
+        levels=[_level(found.metadata[i]) or levels[streams[i]] for i in rows],
+        hosts=[hosts[streams[i]] for i in rows] if any(hosts) else None,
+        services=[services[streams[i]] for i in rows] if any(services) else None,
+        raws=[_raw(lines[i], found.metadata[i], found.times[i]) for i in rows],
+        workloads=[names[streams[i]] for i in rows],
+    )
+    return Decoded(records=records, distinct=client_times.are_fine(found.times))
+
+
+def _labels(text: str) -> Mapping[str, str]:
+    labels = parsed_labels(text)
+    if labels is None:
+        raise Undecodable(
+            f'the labels {text[:80]!r} of a stream are not readable; send {{name="value", ...}}'
+        )
+    return labels
+
+
+def _nanoseconds(values: Sequence[int | str]) -> list[int | None]:
+    try:
+        times = [int(value) // 1000 for value in values]
+    except ValueError:
+        return [client_times.of_nanoseconds(value) for value in values]
+    # The times of most requests are all in range, and none is 0.
+    if times and min(times) > 0 and max(times) < LATEST:
+        return list(times)
+    return [client_times.of_nanoseconds(value) for value in values]
+
+
+def _pairs(pairs: Any) -> Mapping[str, str] | None:
+    if not pairs:
+        return None
+    return {p.name.decode("utf-8", "replace"): p.value.decode("utf-8", "replace") for p in pairs}
+
+
+def _first(labels: Mapping[str, Any], names: Iterable[str]) -> str | None:
+    return next((labels[name] for name in names if labels.get(name)), None)
+
+
+def _level(metadata: Mapping[str, Any] | None) -> str | None:
+    return level_of(_first(metadata, _LEVELS)) if metadata else None
+
+
+def _raw(line: str, metadata: Mapping[str, Any] | None, time: int | None) -> str:
+    return envelope(line, metadata, time) if metadata else line

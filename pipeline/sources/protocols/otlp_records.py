@@ -1,0 +1,159 @@
+"""The records of an OTLP request by column, whichever encoding they came in.
+
+The raw text of a record is its body, or compact JSON of all that it says where it says more: severity,
+attributes, trace and span. Session keys are found in that text.
+"""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, TypeVar
+
+from pipeline.records.levels import level_of
+from pipeline.records.pushed import PushedRecords
+from pipeline.sources.protocols import client_times, workloads
+from pipeline.sources.protocols.contract import Decoded, Hints
+from pipeline.sources.protocols.joining import continuations, heads, joined_text
+from pipeline.sources.protocols.json_text import check_count, json_of, text_form
+
+T = TypeVar("T")
+# Four numbers per level, from 1; numbers outside stand for no severity.
+_OF_NUMBER: Final = (
+    None,
+    *(level for level in ("trace", "debug", "info", "warning", "error", "fatal") for _ in range(4)),
+)
+_MESSAGE_KEYS: Final = ("message", "msg", "log", "event")
+_STACK: Final = "exception.stacktrace"
+# Names that the raw text gives to fields of the record itself.
+_RESERVED: Final = frozenset({"body", "severity", "event_name", "trace_id", "span_id"})
+_PLACES: Final = ("log.file.path", "log.iostream", "container.id")  # attributes that part streams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The columns that a resource fills for all its records."""
+
+    identity: str  # all its attributes
+    workload: str
+    host: str | None
+    process: str | None
+    service: str | None
+
+
+class Entry(NamedTuple):
+    """One record, its values as Python has them. `trace` and `span` are in hex, "" for none."""
+
+    origin: Origin
+    scope: str
+    nanos: int | str | None
+    number: int
+    severity: str
+    body: Any
+    attributes: Mapping[str, Any]
+    trace: str
+    span: str
+    event: str
+
+
+@dataclass(slots=True)
+class Collected:
+    """The records of a request, in its order."""
+
+    hints: Hints
+    entries: list[Entry] = field(default_factory=list)
+    rejected: int = 0
+    why: str = ""
+
+    def origin(self, attributes: Mapping[str, Any]) -> Origin:
+        """Of a resource with these attributes."""
+        texts = {key: text_form(value) for key, value in attributes.items()}
+        chosen = self.hints.workload
+        hosts = (texts.get(key) for key in ("host.name", "k8s.node.name", "k8s.pod.name"))
+        return Origin(
+            identity=json_of(texts),
+            workload=workloads.joined_name(chosen) if chosen else workloads.of_resource(texts),
+            host=next(filter(None, hosts), None),
+            process=texts.get("process.pid") or None,
+            service=texts.get("service.name") or texts.get("k8s.container.name") or None,
+        )
+
+    def decoded(self) -> Decoded:
+        """All records, stack traces joined. Raises Undecodable for too many."""
+        entries = self.entries
+        check_count(len(entries))
+        times = [client_times.of_nanoseconds(entry.nanos) for entry in entries]
+        distinct = client_times.are_fine(times)
+        texts = [entry.body if isinstance(entry.body, str) else None for entry in entries]
+        found = continuations(texts, lambda i: _stream(entries[i]))
+        for head, others in found.items():
+            entries[head] = entries[head]._replace(body=joined_text(texts, head, others))
+        if found:
+            rows = heads(len(entries), found)
+            entries, times = [entries[i] for i in rows], [times[i] for i in rows]
+        pairs = [_message_and_raw(entry) for entry in entries]
+        return Decoded(
+            records=PushedRecords(
+                [message for message, _ in pairs],
+                timestamps=_column(times),
+                levels=_column([_level(entry) for entry in entries]),
+                hosts=_column([entry.origin.host for entry in entries]),
+                processes=_column([entry.origin.process for entry in entries]),
+                services=_column([entry.origin.service or entry.scope or None for entry in entries]),
+                raws=_column([raw for _, raw in pairs]),
+                workloads=[entry.origin.workload for entry in entries],
+            ),
+            distinct=distinct,
+            rejected=self.rejected,
+            why=self.why,
+        )
+
+
+def _column(values: list[T | None]) -> list[T | None] | None:
+    """None for a column that no record has."""
+    return values if any(value is not None for value in values) else None
+
+
+def _stream(entry: Entry) -> Hashable:
+    places = (text_form(entry.attributes.get(key)) for key in _PLACES)
+    return (entry.origin.identity, entry.scope, *places)
+
+
+def _level(entry: Entry) -> str | None:
+    numbered = _OF_NUMBER[entry.number] if 0 < entry.number < len(_OF_NUMBER) else None
+    return numbered or (level_of(entry.severity) if entry.severity else None)
+
+
+def _message_and_raw(entry: Entry) -> tuple[str, str | None]:
+    """The raw text is None where it is the message."""
+    _, _, _, number, severity, body, attributes, trace, span, event = entry
+    text = body if isinstance(body, str) else _text_of_body(body) or event
+    message = text.rstrip("\r\n")
+    if attributes and isinstance(stack := attributes.get(_STACK), str) and stack and stack not in message:
+        message = f"{message}\n{stack.rstrip()}" if message else stack.rstrip()
+    if not (attributes or trace or span or number or severity or event):
+        raw = text if isinstance(body, str) or body is None else json_of(body)
+        return message, None if raw == message else raw
+    fields: dict[str, Any] = {} if body is None else {"body": body}
+    if severity or number:
+        fields["severity"] = severity or number
+    if event:
+        fields["event_name"] = event
+    if _RESERVED.isdisjoint(attributes):
+        fields.update(attributes)
+    else:
+        fields.update(
+            (f"attributes.{key}" if key in _RESERVED else key, attributes[key]) for key in attributes
+        )
+    if trace:
+        fields["trace_id"] = trace
+    if span:
+        fields["span_id"] = span
+    raw = json_of(fields)
+    return message or (raw if body is None else ""), raw
+
+
+def _text_of_body(body: Any) -> str:
+    if isinstance(body, dict):
+        for key in _MESSAGE_KEYS:
+            if isinstance(value := body.get(key), str) and value:
+                return value
+    return text_form(body)

@@ -1,0 +1,118 @@
+"""The workload of a record, from what its protocol says about its origin.
+
+A name joins the parts that are known by "/", from the widest to the narrowest. It is printable, has 1 to 200
+characters, and depends on nothing that changes from pod to pod or from day to day.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
+
+from pipeline.records.batch import MAX_NAME, digest
+from pipeline.sources.protocols.document_fields import (
+    DataStream,
+    DocumentFields,
+    Kubernetes,
+    Labels,
+    NamedObject,
+    Orchestrator,
+    name_of,
+)
+
+UNKNOWN: Final = "unknown"
+UNKNOWN_SERVICE: Final = "unknown_service"  # the name that SDKs of OpenTelemetry give
+_CONTROLLERS: Final = tuple(
+    f"k8s.{kind}.name" for kind in ("deployment", "statefulset", "daemonset", "cronjob")
+)
+_APPS: Final = ("app", "service_name", "job", "container")  # labels of Loki
+_REMEMBERED: Final = 4_096  # names, of parts of at most so many characters
+_LONGEST_PART: Final = 1_000
+# Indices of one day or month, of a rollover, and the indices behind a data stream.
+_DATED: Final = re.compile(r"[-._][0-9]{4}(?:[-._][0-9]{2}){1,2}(?=$|-)|-[0-9]{6}$|^\.ds-")
+
+
+def joined_name(*parts: str) -> str:
+    """The name of these parts, without those that are empty; UNKNOWN for none."""
+    return _joined(tuple(part[:_LONGEST_PART] for part in parts if part))
+
+
+@lru_cache(_REMEMBERED)
+def _joined(parts: tuple[str, ...]) -> str:
+    name = "/".join(parts)
+    name = "".join(c if c.isprintable() else "_" for c in name).strip()
+    if len(name) > MAX_NAME:
+        return f"{name[: MAX_NAME - 17]}~{digest(name)}"
+    return name or UNKNOWN
+
+
+def of_resource(attributes: Mapping[str, object]) -> str:
+    """Of the attributes of an OTLP resource."""
+    at = {key: value for key, value in attributes.items() if isinstance(value, str)}
+    namespace = at.get("k8s.namespace.name", "")
+    controller = next((at[key] for key in _CONTROLLERS if at.get(key)), "")
+    if controller:
+        return joined_name(at.get("k8s.cluster.name", ""), namespace, controller)
+    service = at.get("service.name", "")
+    if service:
+        return joined_name(at.get("service.namespace", ""), service)
+    container = at.get("k8s.container.name", "")
+    if namespace and container:
+        return joined_name(at.get("k8s.cluster.name", ""), namespace, container)
+    return UNKNOWN_SERVICE
+
+
+def of_labels(labels: Mapping[str, str]) -> str:
+    """Of the labels of a Loki stream."""
+    app = next((labels[key] for key in _APPS if labels.get(key)), "")
+    return joined_name(labels.get("cluster", ""), labels.get("namespace", ""), app)
+
+
+def of_program(host: str, program: str) -> str:
+    """Of a line that names its host and its program, as syslog and the journal do."""
+    return joined_name(host, program)
+
+
+def of_event(*, index: str, sourcetype: str, source: str, host: str) -> str:
+    """Of an event of Splunk."""
+    return joined_name(index, sourcetype or source or host)
+
+
+def of_document(fields: DocumentFields, index: str) -> str:
+    """Of a JSON document; the index where no field tells."""
+    if isinstance(fields.kubernetes, Kubernetes) and (name := _of_pod(fields.kubernetes, fields)):
+        return name
+    if service := name_of(fields.service, fields.service_name):
+        inner = (
+            fields.service.namespace if isinstance(fields.service, NamedObject) else fields.service_namespace
+        )
+        return joined_name(name_of(inner), service)
+    if app := name_of(fields.app, fields.application):
+        return joined_name(app)
+    if program := name_of(fields.appname, fields.app_name, fields.programname, fields.program):
+        return of_program(name_of(fields.host, fields.hostname), program)
+    if isinstance(fields.data_stream, DataStream) and (dataset := name_of(fields.data_stream.dataset)):
+        return joined_name(name_of(fields.data_stream.namespace), dataset)
+    container = name_of(fields.container_name).lstrip("/")
+    return joined_name(container) if container else of_index(index)
+
+
+@lru_cache(_REMEMBERED)
+def of_index(index: str) -> str:
+    """Of an index without its date: every day has an index of its own."""
+    return joined_name(_DATED.sub("", index[:_LONGEST_PART]))
+
+
+def _of_pod(pod: Kubernetes, fields: DocumentFields) -> str:
+    """ "" where the pod does not say what it belongs to."""
+    owner = name_of(pod.deployment, pod.statefulset, pod.daemonset, pod.cronjob)
+    for labels in (pod.labels, pod.pod_labels):
+        if not owner and isinstance(labels, Labels):
+            owner = name_of(labels.app_name, labels.app_name_dedotted, labels.app, labels.k8s_app)
+    owner = owner or name_of(pod.container_name, pod.container)
+    if not owner:
+        return ""
+    cluster = name_of(pod.cluster_name, pod.cluster)
+    if not cluster and isinstance(fields.orchestrator, Orchestrator):
+        cluster = name_of(fields.orchestrator.cluster)
+    return joined_name(cluster, name_of(pod.namespace_name, pod.pod_namespace, pod.namespace), owner)
