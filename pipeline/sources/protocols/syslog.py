@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from pipeline.records.batch import MAX_NAME
 from pipeline.records.pushed import PushedRecords
 from pipeline.sources.protocols.contract import Decoded
+from pipeline.sources.protocols.workloads import of_program
 
 # RFC 5424 asks for 2 KiB; a record of a file holds as much.
 MOST_BYTES: Final = 64 * 1024
@@ -121,7 +121,7 @@ def syslog_records(messages: Iterable[tuple[bytes, str]]) -> Decoded:
     The workload is host and application of the header, else the address. A decoder of `Hints` does not fit:
     messages of many connections come together."""
     raws: list[str | None] = []
-    workloads: list[str] = []
+    names: list[str] = []
     hosts: list[str | None] = []
     fractions: list[str | None] = []
     for message, peer in messages:
@@ -129,21 +129,14 @@ def syslog_records(messages: Iterable[tuple[bytes, str]]) -> Decoded:
         found = _NEW.match(raw) or _OLD_ISO.match(raw) or _OLD.match(raw)
         host, app = (found["host"], found["app"] or "-") if found else ("-", "-")
         raws.append(raw)
-        workloads.append(_workload(host if host != "-" else peer, app))
+        program = app.rpartition("/")[2] if app.startswith("/") else app
+        names.append(of_program(host if host != "-" else peer, program if program != "-" else ""))
         hosts.append(peer if host == "-" and peer else None)  # else the header says it
         fractions.append(found["fraction"] if found else None)
     return Decoded(
         records=PushedRecords(
-            [None] * len(raws), hosts=hosts if any(hosts) else None, raws=raws, workloads=workloads
+            [None] * len(raws), hosts=hosts if any(hosts) else None, raws=raws, workloads=names
         ),
         # Clocks of whole seconds write a fraction of zeros.
         distinct=all(fractions) and any(int(fraction) for fraction in fractions if fraction),
     )
-
-
-def _workload(host: str, app: str) -> str:
-    if app.startswith("/"):
-        app = app.rpartition("/")[2] or "-"
-    name = host if app == "-" else f"{host}/{app}"
-    name = "".join(c if c.isprintable() else "_" for c in name[:MAX_NAME])
-    return name or "syslog"
