@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import threading
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
@@ -10,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from polling import wait_until
 
+from pipeline.errors import RedisUnavailable
 from pipeline.records.delivery import Accepted, Full
 from pipeline.records.pushed import PushedRecords
 from pipeline.sources.protocols.contract import Decoded
@@ -21,9 +23,11 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class MemoryDoor:
-    """Takes requests into a list. `full`: how many more tries are answered with Full."""
+    """Takes requests into a list. `full`, `away`: how many more tries are answered with Full, or with an
+    error of Redis."""
 
     full: int = 0
+    away: int = 0
     tries: int = 0
     requests: list[tuple[Decoded, str, SentBy]] = field(default_factory=list)
 
@@ -32,6 +36,9 @@ class MemoryDoor:
         if self.full > 0:
             self.full -= 1
             return Full(pending_bytes=0, pending_batches=1, retry_after_s=0.02)
+        if self.away > 0:
+            self.away -= 1
+            raise RedisUnavailable("Redis does not answer")
         duplicate = bool(identity) and any(identity == known for _, known, _ in self.requests)
         if not duplicate:
             self.requests.append((decoded, identity, sender))
@@ -54,6 +61,11 @@ class MemoryDoor:
         """The raw texts, once there are so many."""
         assert wait_until(lambda: len(self.raws) >= count, timeout_s=TIMEOUT_S, poll_s=0.01), self.raws
         return self.raws
+
+
+def listening(port: int = 0) -> socket.socket:
+    """An open socket, as the process of the intake hands it to a server."""
+    return socket.create_server(("127.0.0.1", port))
 
 
 class _Listener(Protocol):

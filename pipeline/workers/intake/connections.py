@@ -164,17 +164,17 @@ class StreamServer(ABC):
     async def converse(self, connection: Connection) -> None:
         """Serves a client to its end. Raises Undecodable to close the connection."""
 
-    async def start(self, host: str, port: int, *, tls: TlsFiles | None = None) -> None:
-        """Listens from now on. Raises OSError, BadInput."""
+    async def start(self, opened: socket.socket, *, tls: TlsFiles | None = None) -> None:
+        """Serves a listening socket from now on. Raises BadInput for files that are no certificate."""
         context = None if tls is None else tls.context()
         if context is not None:
             # Each connection has a buffer of this size for what is still encrypted, 256 KiB by default. A
             # TLS record has at most 16 KiB.
             sslproto.SSLProtocol.max_size = _AT_ONCE
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(self), host, port, ssl=context, backlog=_BACKLOG
+            lambda: Connection(self), sock=opened, ssl=context, backlog=_BACKLOG
         )
-        self.address = self._server.sockets[0].getsockname()[:2]
+        self.address = opened.getsockname()[:2]
 
     async def stop(self) -> None:
         """Listens no more; answers what has arrived, within STOP_S."""

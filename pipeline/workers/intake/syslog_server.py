@@ -66,20 +66,12 @@ class SyslogDatagrams(asyncio.DatagramProtocol):
         """Datagrams that found no room. The kernel counts its own in `nstat UdpRcvbufErrors`."""
         return self._gathering.dropped
 
-    async def start(self, host: str, port: int) -> None:
-        """Listens from now on. Raises OSError."""
-        loop = asyncio.get_running_loop()
-        self._transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=(host, port))
-        listener: socket.socket = self._transport.get_extra_info("socket")
-        self.address = listener.getsockname()[:2]
-        with contextlib.suppress(OSError):
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
-            listener.setsockopt(socket.SOL_SOCKET, _FORCE, RECEIVE_BYTES)
-        # Linux reports twice what was asked for.
-        if (size := listener.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2) < RECEIVE_BYTES:
-            logger().warning(
-                "intake_small_buffer", bytes=size, remedy=f"sysctl net.core.rmem_max={RECEIVE_BYTES}"
-            )
+    async def start(self, opened: socket.socket) -> None:
+        """Receives from a bound socket from now on."""
+        self._transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
+            lambda: self, sock=opened
+        )
+        self.address = opened.getsockname()[:2]
 
     async def stop(self) -> None:
         """Receives no more, and hands over what was received."""
@@ -90,3 +82,23 @@ class SyslogDatagrams(asyncio.DatagramProtocol):
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         if message := data.rstrip(b"\r\n\0"):
             self._gathering.offer(message, addr[0])
+
+
+def open_datagrams(host: str, port: int) -> socket.socket:
+    """A bound socket with a large buffer. Raises OSError."""
+    family, *_, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE)[0]
+    opened = socket.socket(family, socket.SOCK_DGRAM)
+    try:
+        opened.bind(where)
+    except OSError:
+        opened.close()
+        raise
+    with contextlib.suppress(OSError):
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+        opened.setsockopt(socket.SOL_SOCKET, _FORCE, RECEIVE_BYTES)
+    # Linux reports twice what was asked for.
+    if (size := opened.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2) < RECEIVE_BYTES:
+        logger().warning(
+            "intake_small_buffer", bytes=size, remedy=f"sysctl net.core.rmem_max={RECEIVE_BYTES}"
+        )
+    return opened

@@ -11,7 +11,7 @@ import msgpack
 import pytest
 import structlog
 from fluent.sender import FluentSender
-from intake_servers import TIMEOUT_S, MemoryDoor, serving
+from intake_servers import TIMEOUT_S, MemoryDoor, listening, serving
 from polling import wait_until
 
 from pipeline.workers.intake import forward_server
@@ -53,7 +53,7 @@ def door() -> MemoryDoor:
 @pytest.fixture
 def server(door: MemoryDoor) -> Iterator[ForwardServer]:
     server = ForwardServer(door, key="edge")
-    with serving(server, server.start("127.0.0.1", 0)):
+    with serving(server, server.start(listening())):
         yield server
 
 
@@ -155,7 +155,7 @@ def test_a_client_must_show_the_shared_key(door: MemoryDoor) -> None:
         client.send(["PING", "web-1", "salt", shown, "", ""])
         return client.receive()
 
-    with serving(server, server.start("127.0.0.1", 0)):
+    with serving(server, server.start(listening())):
         with Forwarder(server.address) as client:
             assert greet(client, b"secret")[:2] == ["PONG", True]
             client.send(["shop", [[AT, {"log": "x"}]], {"chunk": "abc"}])

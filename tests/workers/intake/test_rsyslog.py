@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from intake_servers import TIMEOUT_S, MemoryDoor, serving
+from intake_servers import TIMEOUT_S, MemoryDoor, listening, serving
 from polling import wait_until
 
 from pipeline.workers.intake.relp_server import RelpServer
@@ -53,7 +53,7 @@ def door() -> MemoryDoor:
 
 def test_rsyslog_forwards_over_tcp(door: MemoryDoor, tmp_path: Path) -> None:
     server = SyslogServer(door)
-    with serving(server, server.start("127.0.0.1", 0)):
+    with serving(server, server.start(listening())):
         port = server.address[1]
         action = f'type="omfwd" target="127.0.0.1" port="{port}" protocol="tcp" TCP_Framing="octet-counted"'
         with rsyslog(tmp_path, action) as program:
@@ -67,7 +67,7 @@ def test_rsyslog_forwards_over_tcp(door: MemoryDoor, tmp_path: Path) -> None:
 def test_rsyslog_sends_over_relp_and_waits_while_the_door_is_full(door: MemoryDoor, tmp_path: Path) -> None:
     door.full = 10
     server = RelpServer(door)
-    with serving(server, server.start("127.0.0.1", 0)):
+    with serving(server, server.start(listening())):
         action = f'type="omrelp" target="127.0.0.1" port="{server.address[1]}"'
         with rsyslog(tmp_path, action) as program:
             for n in range(300):
@@ -82,7 +82,7 @@ def test_rsyslog_sends_again_over_relp_what_was_not_answered(door: MemoryDoor, t
     door.full = 1_000_000
     killed = RelpServer(door)
     with contextlib.ExitStack() as stack:
-        run = stack.enter_context(serving(killed, killed.start("127.0.0.1", 0)))
+        run = stack.enter_context(serving(killed, killed.start(listening())))
         port = killed.address[1]
         program = stack.enter_context(
             rsyslog(tmp_path, f'type="omrelp" target="127.0.0.1" port="{port}" timeout="2"')
@@ -93,7 +93,7 @@ def test_rsyslog_sends_again_over_relp_what_was_not_answered(door: MemoryDoor, t
         assert door.raws == []
         door.full = 0
         successor = RelpServer(door)
-        stack.enter_context(serving(successor, successor.start("127.0.0.1", port)))
+        stack.enter_context(serving(successor, successor.start(listening(port))))
         program.send(
             b"<14>Nov 20 10:00:00 shop[7]: order 2"
         )  # rsyslog looks after its connection when it sends

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import structlog
-from intake_servers import TIMEOUT_S, MemoryDoor, serving
+from intake_servers import TIMEOUT_S, MemoryDoor, listening, serving
 from polling import wait_until
 from tls_redis import Certificates
 
 from pipeline.workers.intake import connections, gathering
-from pipeline.workers.intake.syslog_server import SyslogDatagrams, SyslogServer
+from pipeline.workers.intake.syslog_server import SyslogDatagrams, SyslogServer, open_datagrams
 from pipeline.workers.intake.tls_files import TlsFiles
 
 
@@ -27,7 +27,7 @@ def door() -> MemoryDoor:
 @pytest.fixture
 def server(door: MemoryDoor) -> Iterator[SyslogServer]:
     server = SyslogServer(door, key="edge")
-    with serving(server, server.start("127.0.0.1", 0)):
+    with serving(server, server.start(listening())):
         yield server
 
 
@@ -57,7 +57,7 @@ def test_logger_sends_over_tcp(
 
 def test_logger_sends_over_udp(door: MemoryDoor) -> None:
     server = SyslogDatagrams(door)
-    with serving(server, server.start("127.0.0.1", 0)):
+    with serving(server, server.start(open_datagrams("127.0.0.1", 0))):
         logger(server.address[1], "--udp", "--rfc3164", "--", "payment failed")
         (raw,) = door.waits_for(1)
     assert raw.endswith("shop: payment failed")
@@ -98,8 +98,8 @@ def test_datagrams_without_room_are_dropped_and_counted(
     door.full = 1_000_000
     server = SyslogDatagrams(door)
     with (
-        serving(server, server.start("127.0.0.1", 0)),
         structlog.testing.capture_logs() as logs,
+        serving(server, server.start(open_datagrams("127.0.0.1", 0))),
         socket.socket(type=socket.SOCK_DGRAM) as client,
     ):
         for n in range(50):
@@ -117,7 +117,7 @@ def test_a_slow_client_is_cut_off_within_a_message_and_an_idle_one_is_not(
     monkeypatch.setattr(connections, "SLOW_S", 0.2)
     server = SyslogServer(door)
     with (
-        serving(server, server.start("127.0.0.1", 0)),
+        serving(server, server.start(listening())),
         structlog.testing.capture_logs() as logs,
         socket.create_connection(server.address) as idle,
         socket.create_connection(server.address, timeout=TIMEOUT_S) as slow,
@@ -133,8 +133,8 @@ def test_a_slow_client_is_cut_off_within_a_message_and_an_idle_one_is_not(
 
 def test_a_stop_hands_over_what_has_arrived(door: MemoryDoor) -> None:
     server = SyslogServer(door)
-    door.full = 3
-    with serving(server, server.start("127.0.0.1", 0)) as run:
+    door.full, door.away = 3, 1
+    with serving(server, server.start(listening())) as run:
         with socket.create_connection(server.address) as client:
             client.sendall(b"<13>one\n<13>no end")
             assert wait_until(lambda: door.tries > 0, timeout_s=TIMEOUT_S, poll_s=0.01)
@@ -149,7 +149,7 @@ def test_tls_asks_for_a_certificate_where_a_client_ca_is_named(door: MemoryDoor,
     )
     client = ssl.create_default_context(cafile=str(certificates.ca))
     server = SyslogServer(door)
-    with serving(server, server.start("127.0.0.1", 0, tls=files)):
+    with serving(server, server.start(listening(), tls=files)):
         with (
             contextlib.suppress(ssl.SSLError, ConnectionError),
             socket.create_connection(server.address, timeout=TIMEOUT_S) as plain,
@@ -172,7 +172,7 @@ def test_five_thousand_idle_connections_cost_little(
 ) -> None:
     """Counted in objects of Python for 200 of them; bench/ is the place for whole processes."""
     server = SyslogServer(door)
-    with serving(server, server.start("127.0.0.1", 0)), contextlib.ExitStack() as stack:
+    with serving(server, server.start(listening())), contextlib.ExitStack() as stack:
         clients = [stack.enter_context(socket.create_connection(server.address)) for _ in range(20)]
         assert wait_until(lambda: len(server._connections) == 20, timeout_s=TIMEOUT_S, poll_s=0.01)
         monkeypatch.setattr(connections, "MOST_CONNECTIONS", 20)
