@@ -178,7 +178,7 @@ REQUEST_SECONDS: Final = Meter(
 )
 MESSAGES_DROPPED: Final = Meter(
     name="logweir_intake_dropped_total",
-    about="Datagrams for which there was no room; more of them may be lost in the kernel.",
+    about="Datagrams for which there was no room, in the intake or in the kernel's buffer before it.",
     labels={"protocol": PROTOCOLS},
 )
 MESSAGES_SHORTENED: Final = Meter(
@@ -275,9 +275,9 @@ def request_refused(protocol: str) -> None:
     _count(REQUESTS_TOTAL, 1, protocol, "refused")
 
 
-def message_dropped(protocol: str) -> None:
-    """A message was lost because there was no room for it."""
-    _count(MESSAGES_DROPPED, 1, protocol)
+def messages_dropped(protocol: str, count: int) -> None:
+    """So many messages were lost because there was no room for them."""
+    _count(MESSAGES_DROPPED, count, protocol)
 
 
 def messages_shortened(protocol: str, count: int) -> None:

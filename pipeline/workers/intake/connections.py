@@ -28,6 +28,7 @@ MOST_CONNECTIONS: Final = 10_000
 # How long a server that stops waits for the answers that clients wait for.
 STOP_S: Final = 10.0
 _AT_ONCE: Final = 32 * 1024
+_TLS_RECORD: Final = 16 * 1024
 _BACKLOG: Final = 1_024
 _QUIET_S: Final = 60.0
 
@@ -168,9 +169,8 @@ class StreamServer(ABC):
         """Serves a listening socket from now on. Raises BadInput for files that are no certificate."""
         context = None if tls is None else tls.context()
         if context is not None:
-            # Each connection has a buffer of this size for what is still encrypted, 256 KiB by default. A
-            # TLS record has at most 16 KiB.
-            sslproto.SSLProtocol.max_size = _AT_ONCE
+            # Each connection has a buffer of this size for what is still encrypted, 256 KiB by default.
+            sslproto.SSLProtocol.max_size = _TLS_RECORD
         self._server = await asyncio.get_running_loop().create_server(
             lambda: Connection(self), sock=opened, ssl=context, backlog=_BACKLOG
         )

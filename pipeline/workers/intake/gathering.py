@@ -61,11 +61,15 @@ class Gathering:
         """Drops the message where there is no room."""
         if self._room.is_set():
             self._append(message, peer)
-            return
-        self.dropped += 1
-        metrics.message_dropped(self._sender.protocol)
+        else:
+            self.count_dropped(1)
+
+    def count_dropped(self, count: int) -> None:
+        """So many messages are lost; the log says so now and then."""
+        self.dropped += count
+        metrics.messages_dropped(self._sender.protocol, count)
         before, when = self._said
-        if time.monotonic() - when >= _QUIET_S:
+        if self.dropped > before and time.monotonic() - when >= _QUIET_S:
             self._said = (self.dropped, time.monotonic())
             logger().warning("intake_dropped", protocol=self._sender.protocol, messages=self.dropped - before)
 

@@ -3,12 +3,13 @@
 TCP has no answers: a message counts as sent when the sender's kernel has it. While the door is full, a
 connection is not read, so TCP holds the sender back. A process that ends, or a connection that breaks, loses
 the bytes that lay in sockets and up to a batch of messages that waited here. RELP answers each message.
-UDP loses more: datagrams beyond the receive buffer of the kernel, and those that find no room here.
+UDP loses more: datagrams that find no room here or in the kernel's buffer. Both are counted.
 """
 
 import asyncio
 import contextlib
 import socket
+import struct
 from typing import ClassVar, Final
 
 from pipeline.logs import logger
@@ -23,6 +24,10 @@ from pipeline.workers.intake.taking import SentBy
 RECEIVE_BYTES: Final = 8 * 1024 * 1024
 # Linux's SO_RCVBUFFORCE, which goes beyond net.core.rmem_max with the right CAP_NET_ADMIN.
 _FORCE: Final = 33
+# Linux's SO_MEMINFO: nine numbers, and the last one is how many datagrams found the buffer full.
+_SO_MEMINFO: Final = 55
+_MEMINFO: Final = struct.Struct("=9I")
+LOOK_S: Final = 2.0
 
 
 class SyslogServer(StreamServer):
@@ -60,10 +65,12 @@ class SyslogDatagrams(asyncio.DatagramProtocol):
         self._gathering = Gathering(door, SentBy(protocol="syslog", key=key, peer=""), syslog_records)
         self._transport: asyncio.DatagramTransport | None = None
         self.address = ("", 0)  # where it listens
+        self._lost = 0  # what the kernel said last
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def dropped(self) -> int:
-        """Datagrams that found no room. The kernel counts its own in `nstat UdpRcvbufErrors`."""
+        """Datagrams that found no room, here or in the kernel's buffer."""
         return self._gathering.dropped
 
     async def start(self, opened: socket.socket) -> None:
@@ -72,12 +79,23 @@ class SyslogDatagrams(asyncio.DatagramProtocol):
             lambda: self, sock=opened
         )
         self.address = opened.getsockname()[:2]
+        self._look(opened)
 
     async def stop(self) -> None:
         """Receives no more, and hands over what was received."""
+        if self._timer is not None:
+            self._timer.cancel()
         if self._transport is not None:
             self._transport.close()
         await self._gathering.close(STOP_S)
+
+    def _look(self, opened: socket.socket) -> None:
+        """Counts the datagrams that the kernel has dropped."""
+        with contextlib.suppress(OSError):
+            dropped = _MEMINFO.unpack(opened.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO.size))[-1]
+            self._gathering.count_dropped((dropped - self._lost) % 2**32)
+            self._lost = dropped
+        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look, opened)
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         if message := data.rstrip(b"\r\n\0"):

@@ -14,7 +14,7 @@ from intake_servers import TIMEOUT_S, MemoryDoor, listening, serving
 from polling import wait_until
 from tls_redis import Certificates
 
-from pipeline.workers.intake import connections, gathering
+from pipeline.workers.intake import connections, gathering, syslog_server
 from pipeline.workers.intake.syslog_server import SyslogDatagrams, SyslogServer, open_datagrams
 from pipeline.workers.intake.tls_files import TlsFiles
 
@@ -109,6 +109,24 @@ def test_datagrams_without_room_are_dropped_and_counted(
         door.full = 0
         assert len(door.waits_for(18)) == 18
     assert [line["event"] for line in logs if line["event"] != "intake_small_buffer"] == ["intake_dropped"]
+
+
+def test_datagrams_that_the_kernel_drops_are_counted(
+    door: MemoryDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(syslog_server, "LOOK_S", 0.01)
+    opened = open_datagrams("127.0.0.1", 0)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    with socket.socket(type=socket.SOCK_DGRAM) as client, structlog.testing.capture_logs():
+        for n in range(100):  # before anybody reads
+            client.sendto(b"<13>%d" % n, opened.getsockname())
+        server = SyslogDatagrams(door)
+        with serving(server, server.start(opened)):
+            assert wait_until(
+                lambda: server.dropped > 0 and server.dropped + len(door.raws) == 100,
+                timeout_s=TIMEOUT_S,
+                poll_s=0.01,
+            )
 
 
 def test_a_slow_client_is_cut_off_within_a_message_and_an_idle_one_is_not(
