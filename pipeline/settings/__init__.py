@@ -19,6 +19,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from pipeline.errors import BadSetting
+from pipeline.settings import listeners
 from pipeline.settings.values import (
     check_opensearch_url,
     check_url,
@@ -173,9 +174,12 @@ class RedisSettings(
             check_url(self.url)
 
 
-class IntakeSettings(Group, frozen=True):
+class IntakeSettings(Group, frozen=True, rename={"listeners": "intake"}):
     """How lines come in, and how many may wait."""
 
+    listeners: Annotated[
+        Words, says("where the intake listens, such as http://127.0.0.1:4318; empty: nowhere")
+    ] = (listeners.DEFAULT,)
     time_zone: Annotated[str, says("IANA zone of header times that carry no offset")] = "UTC"
     masks: Annotated[tuple[Path, ...], says("more mask files, applied before the shipped ones")] = ()
     max_pending_mib: Annotated[int, says("waiting payloads before a pipeline is full", 1, TIB_MIB)] = 256
@@ -188,6 +192,8 @@ class IntakeSettings(Group, frozen=True):
             raise ValueError(
                 f"time_zone {self.time_zone!r} is not known; use an IANA name such as Europe/Berlin"
             ) from None
+        for text in self.listeners:
+            listeners.Listener.parse(text)
 
     @property
     def zone(self) -> ZoneInfo:

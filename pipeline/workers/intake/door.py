@@ -128,8 +128,14 @@ class Door:
     def _window(self, producer: Producer) -> "_Window":
         return self._windows.setdefault(id(producer), _Window(producer))
 
+    def hurry(self) -> None:
+        """Gathers no longer and has no patience: the process is about to end."""
+        for window in self._windows.values():
+            window.hurry()
+
     async def close(self) -> None:
-        """Decides what waits, without gathering any longer. No request may come after it."""
+        """Decides what waits. No request may come after it."""
+        self.hurry()
         await asyncio.gather(*(window.close() for window in self._windows.values()))
 
 
@@ -149,7 +155,8 @@ class _Window:
         self, records: PushedRecords, *, identity: RequestIdentity, size: int, backfill: bool
     ) -> Accepted | Full:
         loop = asyncio.get_running_loop()
-        self._task = self._task or loop.create_task(self._run(), name="intake-window")
+        if self._task is None or self._task.done():
+            self._task = loop.create_task(self._run(), name="intake-window")
         request = _Waiting(
             records=records,
             identity=identity,
@@ -163,10 +170,12 @@ class _Window:
         self._look()
         return await request.answer
 
-    async def close(self) -> None:
+    def hurry(self) -> None:
         self.closing = True
         self._some.set()
         self._enough.set()
+
+    async def close(self) -> None:
         if self._task is not None:
             await self._task
 

@@ -1,0 +1,74 @@
+"""The addresses at which the intake listens: `http://127.0.0.1:4318`, `https://0.0.0.0:4318?cert=a.pem&key=a.key`.
+
+The scheme names the protocol. A port that is left out is the usual one of its protocol.
+"""
+
+import ipaddress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Self
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+# The usual port of each scheme. Those below 1024 need rights.
+PORTS: Final = {
+    "http": 4318, "https": 4318, "grpc": 4317, "grpcs": 4317,
+    "syslog+udp": 5514, "syslog+tcp": 5514, "syslog+tls": 6514,
+    "relp": 2514, "relps": 2515, "forward": 24224, "forwards": 24225,
+}  # fmt: skip
+ENCRYPTED: Final = frozenset({"https", "grpcs", "syslog+tls", "relps", "forwards"})
+DEFAULT: Final = "http://127.0.0.1:4318"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    """One address. `cert` and `key`: PEM files, where the scheme is encrypted."""
+
+    scheme: str
+    host: str
+    port: int
+    cert: Path | None = None
+    key: Path | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises ValueError in one sentence."""
+        url = urlsplit(text)
+        if url.scheme not in PORTS:
+            raise ValueError(f"intake {text!r} has an unknown scheme; use one of {', '.join(PORTS)}")
+        try:
+            port = PORTS[url.scheme] if url.port is None else url.port
+            query = dict(parse_qsl(url.query, strict_parsing=bool(url.query)))
+        except ValueError:
+            raise ValueError(f"intake {text!r} is no address; write it like {DEFAULT}") from None
+        files = {name: Path(query.pop(name)) for name in ("cert", "key") if name in query}
+        if not url.hostname or url.path.strip("/") or query or url.username is not None:
+            raise ValueError(f"intake {text!r} is no address of a listener; write it like {DEFAULT}")
+        if (url.scheme in ENCRYPTED) != (len(files) == 2):
+            wanted = "needs ?cert=FILE&key=FILE" if url.scheme in ENCRYPTED else "takes no certificate"
+            raise ValueError(f"intake {text!r}: {url.scheme} {wanted}")
+        return cls(scheme=url.scheme, host=url.hostname, port=port, **files)
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine reaches it."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @property
+    def address(self) -> str:
+        """Where senders on this machine find it."""
+        host = self.host
+        if host in ("0.0.0.0", "::"):
+            host = "127.0.0.1" if host == "0.0.0.0" else "::1"
+        return f"{self.scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        files = {name: str(path) for name, path in (("cert", self.cert), ("key", self.key)) if path}
+        return f"{self.scheme}://{host}:{self.port}" + (f"?{urlencode(files, safe='/')}" if files else "")
+
+    def absolute(self) -> Self:
+        """With files that a process in another directory finds."""
+        return replace(self, cert=self.cert and self.cert.absolute(), key=self.key and self.key.absolute())

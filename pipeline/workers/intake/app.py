@@ -1,0 +1,254 @@
+"""The HTTP intake: all protocols of one port, told apart by their paths.
+
+Every request goes the same way: its key, its body within bounds, its records, the door. Only the decoder and
+the words of the answer differ (dialects.py).
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import redis
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from pipeline.errors import RedisUnavailable
+from pipeline.logs import logger
+from pipeline.observe import counters as metrics
+from pipeline.records.delivery import Full
+from pipeline.settings.listeners import Listener
+from pipeline.sources.protocols import hec_answers
+from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
+from pipeline.sources.protocols.preamble import preamble
+from pipeline.workers.intake import identity
+from pipeline.workers.intake.access import check_access
+from pipeline.workers.intake.bodies import Room, receive_body
+from pipeline.workers.intake.dialects import (
+    JSON,
+    BulkDialect,
+    Dialect,
+    HecDialect,
+    JournalDialect,
+    LinesDialect,
+    LokiDialect,
+    OtlpDialect,
+    json_answer,
+)
+from pipeline.workers.intake.door import Door, IdentityConflict
+from pipeline.workers.intake.keys import SenderKey, SenderKeys
+from pipeline.workers.intake.refusals import Refusal, RequestRefused
+from pipeline.workers.intake.taking import SentBy
+
+WHERE: Final = (
+    "/v1/logs (OTLP), /_bulk (Elasticsearch), /loki/api/v1/push, /services/collector (Splunk), "
+    "/api/v1/lines and /upload (journald)"
+)
+# Decoding a small body takes less than handing it to a thread.
+INLINE_BYTES: Final = 32 << 10
+DECODING: Final = 4  # bodies at a time; they share one interpreter
+MAX_IDENTITY: Final = 512  # characters of a declared key
+HEC: Final = "/services/collector"
+
+
+@dataclass(slots=True, kw_only=True)
+class Service:
+    """What all requests of a process share."""
+
+    door: Door
+    keys: SenderKeys
+    room: Room = field(default_factory=Room)
+    decoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(DECODING))
+
+
+class Exchange:
+    """One request of a protocol, from its key to its answer."""
+
+    def __init__(self, service: Service, listener: Listener, dialect: Dialect) -> None:
+        self.service, self.listener, self.dialect = service, listener, dialect
+
+    async def __call__(self, request: Request) -> Response:
+        hints = _hints(request)
+        try:
+            with self.service.room.shared() as share:
+                key = await self._key(hints.headers)
+                if key is not None and key.workload:
+                    hints = _with_workload(hints, key.workload)
+                encoding = hints.headers.get("content-encoding", "identity").strip().lower()
+                if encoding == "snappy" and self.dialect.protocol == "loki":
+                    encoding = "identity"  # the decoder unpacks the block
+                body = await receive_body(request.stream(), encoding=encoding, share=share)
+                decoded = await self._decoded(body, hints)
+                self._check_workloads(decoded, key)
+                await self._take(decoded, body, hints, key)
+                return self.dialect.stored(body, hints, decoded)
+        except RequestRefused as refused:
+            if refused.kind not in (Refusal.FULL, Refusal.AWAY, Refusal.CONFLICT):
+                metrics.request_refused(self.dialect.protocol)
+            return self.dialect.refused(hints, refused)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
+        except Exception:  # noqa: BLE001 - one request must not end the others
+            logger().exception("intake.failed", protocol=self.dialect.protocol)
+            return self.dialect.refused(
+                hints, RequestRefused(Refusal.FAILED, "the intake failed; send it again")
+            )
+
+    async def _key(self, headers: Mapping[str, str]) -> SenderKey | None:
+        try:
+            ring = await asyncio.to_thread(self.service.keys.lately)
+        except (RedisUnavailable, redis.RedisError):
+            raise RequestRefused(Refusal.AWAY, "Redis does not answer; send again in a moment") from None
+        return check_access(headers, ring, host=self.listener.host, loopback=self.listener.loopback)
+
+    async def _decoded(self, body: bytes, hints: Hints) -> Decoded:
+        try:
+            if len(body) <= INLINE_BYTES:
+                return self.dialect.decode(body, hints)
+            async with self.service.decoding:
+                return await asyncio.to_thread(self.dialect.decode, body, hints)
+        except Undecodable as exc:
+            raise RequestRefused(Refusal.UNDECODABLE, str(exc)) from exc
+
+    def _check_workloads(self, decoded: Decoded, key: SenderKey | None) -> None:
+        wrong = key and key.forbids(decoded.records.workloads or ())
+        if key and wrong:
+            raise RequestRefused(
+                Refusal.FORBIDDEN,
+                f"the key {key.name!r} may not send for the workload {wrong!r}, only for "
+                f"{', '.join(key.patterns)}",
+            )
+
+    async def _take(self, decoded: Decoded, body: bytes, hints: Hints, key: SenderKey | None) -> None:
+        name = key.name if key else ""
+        declared = hints.headers.get("idempotency-key") or hints.query.get("batch_id", "")
+        if len(declared) > MAX_IDENTITY:
+            raise RequestRefused(
+                Refusal.UNDECODABLE, f"the Idempotency-Key is too long; use at most {MAX_IDENTITY} characters"
+            )
+        path = hints.path
+        told = (
+            identity.declared(declared, body, key=name, path=path)
+            if declared
+            else identity.of_body(body, distinct=decoded.distinct, key=name, path=path)
+        )
+        sender = SentBy(protocol=self.dialect.protocol, key=name, peer=hints.peer)
+        try:
+            answer = await self.service.door.take(decoded, identity=told, sender=sender)
+        except IdentityConflict as exc:
+            raise RequestRefused(Refusal.CONFLICT, str(exc)) from exc
+        except Undecodable as exc:
+            raise RequestRefused(Refusal.UNDECODABLE, str(exc)) from exc
+        except RedisUnavailable:
+            raise RequestRefused(Refusal.AWAY, "Redis does not answer; send again in a moment") from None
+        if isinstance(answer, Full):
+            raise RequestRefused(Refusal.FULL, str(answer))
+
+
+def intake_app(service: Service, listener: Listener) -> Starlette:
+    """The application of one listener."""
+    otlp, bulk, loki = (
+        Exchange(service, listener, dialect) for dialect in (OtlpDialect(), BulkDialect(), LokiDialect())
+    )
+    hec, lines, journal = (
+        Exchange(service, listener, dialect) for dialect in (HecDialect(), LinesDialect(), JournalDialect())
+    )
+    posts: dict[str, Exchange] = {
+        "/v1/logs": otlp,
+        **dict.fromkeys(("/_bulk", "/{index}/_bulk", "/es/_bulk", "/es/{index}/_bulk"), bulk),
+        **dict.fromkeys(("/loki/api/v1/push", "/api/prom/push"), loki),
+        **dict.fromkeys((f"{HEC}{end}" for end in ("", "/event", "/event/1.0", "/raw", "/raw/1.0")), hec),
+        **dict.fromkeys(("/api/v1/lines", "/lines", "/ndjson"), lines),
+        "/upload": journal,
+    }
+
+    async def readyz(_request: Request) -> Response:
+        try:
+            full = await asyncio.to_thread(service.door.producer.ledger.intake.full)
+        except (RedisUnavailable, redis.RedisError):
+            return PlainTextResponse("Redis does not answer\n", 503)
+        return PlainTextResponse("ready\n" if full is None else f"{full}\n", 200 if full is None else 503)
+
+    async def acks(request: Request) -> Response:
+        try:
+            with service.room.shared() as share:
+                await hec._key(_hints(request).headers)
+                body = await receive_body(request.stream(), encoding="identity", share=share)
+                return Response(hec_answers.hec_acks(body), media_type=JSON)
+        except Undecodable as exc:
+            return hec.dialect.refused(_hints(request), RequestRefused(Refusal.UNDECODABLE, str(exc)))
+        except RequestRefused as refused:
+            return hec.dialect.refused(_hints(request), refused)
+
+    async def healthy(_request: Request) -> Response:
+        status, text = hec_answers.hec_answer(hec_answers.HEALTHY)
+        return Response(text, status, media_type=JSON)
+
+    async def hec_options(_request: Request) -> Response:
+        return Response(headers={"Allow": "POST, OPTIONS"})  # Docker does not start containers without it
+
+    gets: dict[str, Callable[[Request], Awaitable[Response]]] = {
+        "/healthz": _alive,
+        "/readyz": readyz,
+        "/ready": readyz,
+        **dict.fromkeys((f"{HEC}/health", f"{HEC}/health/1.0"), healthy),
+    }
+    return Starlette(
+        routes=[
+            *(Route(path, _endpoint(exchange), methods=["POST", "PUT"]) for path, exchange in posts.items()),
+            *(Route(path, ask, methods=["GET", "HEAD"]) for path, ask in gets.items()),
+            Route(f"{HEC}/ack", acks, methods=["POST"]),
+            *(Route(f"{HEC}{end}", hec_options, methods=["OPTIONS"]) for end in ("", "/event", "/event/1.0")),
+            Route("/{path:path}", _elsewhere, methods=["GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS"]),
+        ]
+    )
+
+
+def _endpoint(exchange: Exchange) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        return await exchange(request)
+
+    return endpoint
+
+
+async def _alive(_request: Request) -> Response:
+    return PlainTextResponse("it lives\n")
+
+
+async def _elsewhere(request: Request) -> Response:
+    """The questions of Elasticsearch's clients; the other signals of OpenTelemetry; nothing."""
+    path = request.url.path
+    told = preamble(request.method, path.removeprefix("/es"))
+    if told is not None:
+        return Response(told.body, told.status, dict(told.headers))
+    if path in ("/v1/traces", "/v1/metrics"):
+        what = path.removeprefix("/v1/")
+        return json_answer(
+            {"error": f"the intake takes logs, no {what}; turn the exporter of {what} off"}, 404
+        )
+    return json_answer({"error": f"there is no {path[:200]} here; lines come in at {WHERE}"}, 404)
+
+
+def _hints(request: Request) -> Hints:
+    query = dict(request.query_params)
+    return Hints(
+        path=request.url.path,
+        content_type=request.headers.get("content-type", "").lower(),
+        query=query,
+        headers=dict(request.headers),
+        workload=query.get("workload", ""),
+        peer=request.client.host if request.client else "",
+    )
+
+
+def _with_workload(hints: Hints, workload: str) -> Hints:
+    return Hints(
+        path=hints.path,
+        content_type=hints.content_type,
+        query=hints.query,
+        headers=hints.headers,
+        workload=workload,
+        peer=hints.peer,
+    )

@@ -1,0 +1,122 @@
+"""The HTTP server of one listener, and its bounds on connections."""
+
+import asyncio
+import contextlib
+import resource
+import socket
+from collections.abc import Iterator
+from typing import Final
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from pipeline.errors import BadInput
+from pipeline.settings.listeners import Listener
+from pipeline.workers.intake.app import Service, intake_app
+
+MOST_CONNECTIONS: Final = 4_096
+# Of all files of this process that are no connections of senders.
+OTHER_FILES: Final = 128
+# For a whole request; one of ours is answered earlier (bodies.py). It also bounds silence after connecting.
+REQUEST_S: Final = 60.0
+KEEP_ALIVE_S: Final = 75  # more than the pauses of most shippers
+STOP_S: Final = 8  # for requests that are being answered
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Cuts clients that are too slow, and those that are too many."""
+
+    _due: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        if len(self.connections) >= most_connections():
+            transport.abort()
+        super().connection_made(transport)
+        self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._arrived()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        self._expect()
+        super().on_message_begin()
+
+    def on_message_complete(self) -> None:
+        self._arrived()
+        super().on_message_complete()
+
+    def _expect(self) -> None:
+        self._arrived()
+        self._due = self.loop.call_later(REQUEST_S, self.transport.abort)
+
+    def _arrived(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+
+
+class _Uvicorn(uvicorn.Server):
+    """Leaves signals to the process, which ends all its servers in order."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpServer:
+    """Serves on a socket that listens already."""
+
+    def __init__(self, service: Service, listener: Listener, opened: socket.socket) -> None:
+        self.opened = opened
+        self._server = _Uvicorn(
+            uvicorn.Config(
+                intake_app(service, listener),
+                http=BoundedProtocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=STOP_S,
+                ssl_certfile=listener.cert,
+                ssl_keyfile=None if listener.key is None else str(listener.key),
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Answers from now on."""
+        self._task = asyncio.create_task(self._server.serve(sockets=[self.opened]), name="intake-http")
+        while not self._server.started and not self._task.done():
+            await asyncio.sleep(0.01)
+
+    async def stop(self) -> None:
+        """Takes no new connection, answers what it has, and closes."""
+        self._server.should_exit = True
+        if self._task is not None:
+            await self._task
+
+
+def most_connections() -> int:
+    """How many connections a process has at most: each of them is a file."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(16, min(MOST_CONNECTIONS, soft - OTHER_FILES))
+
+
+def listen_at(listener: Listener, *, share: bool = False, tries: int = 1) -> socket.socket:
+    """A listening socket. `share`: with other processes of this pipeline that say so too. `tries`: how many
+    ports from the wanted one on. Raises BadInput."""
+    why = ""
+    for port in range(listener.port, min(listener.port + tries, 2**16)):
+        try:
+            family, *_, where = socket.getaddrinfo(
+                listener.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            return socket.create_server(where, family=family, backlog=1_024, reuse_port=share)
+        except OSError as exc:
+            why = exc.strerror or str(exc)
+    raise BadInput(
+        f"the intake cannot listen at {listener} ({why}); free that port, or set intake to another address"
+    )
