@@ -17,16 +17,15 @@ from pipeline.logs import logger
 from pipeline.observe import counters as metrics
 from pipeline.sources.protocols.contract import Decoded, Undecodable
 from pipeline.workers.intake.door import Door
-from pipeline.workers.intake.retrying import seconds_to_next_try
-from pipeline.workers.intake.taking import SentBy
+from pipeline.workers.intake.taking import SentBy, seconds_to_next_try
 from pipeline.workers.intake.tls_files import TlsFiles
 
 # A message must end within this time, and a large one must go on by SLOW_BYTES in it.
 SLOW_S: Final = 60.0
 SLOW_BYTES: Final = 1024 * 1024
 MOST_CONNECTIONS: Final = 10_000
-# How long a server that stops waits for the answers that clients wait for.
-STOP_S: Final = 10.0
+# How long a server that stops waits for the answers that clients wait for, and then for what is gathered.
+STOP_S: Final = 4.0
 _AT_ONCE: Final = 32 * 1024
 _TLS_RECORD: Final = 16 * 1024
 _BACKLOG: Final = 1_024
@@ -49,8 +48,9 @@ class Connection(asyncio.BufferedProtocol):
         self._patience_s = SLOW_S
         self._bytes = 0
 
-    async def read(self, *, partial: bool) -> bytes:
-        """The next bytes, none at the end. `partial`: they belong to a message that has begun.
+    async def read(self, *, partial: bool, gather_s: float = 0.0) -> bytes:
+        """The next bytes, none at the end. `partial`: they belong to a message that has begun. `gather_s`:
+        how long the first of them wait for others.
 
         Raises Undecodable for a client that is slow within a message."""
         if not self._chunks and not self.ended.done():
@@ -64,6 +64,8 @@ class Connection(asyncio.BufferedProtocol):
             finally:
                 self._arrival = None
             self._patience_s -= time.monotonic() - began if partial else 0
+        if gather_s and not self.ended.done():
+            await asyncio.sleep(gather_s)
         data = b"".join(self._chunks)
         self._chunks.clear()
         self._bytes += len(data)

@@ -16,6 +16,8 @@ from pipeline.sources.protocols.syslog import syslog_records
 from pipeline.workers.intake.connections import Connection, StreamServer
 from pipeline.workers.intake.identity import of_body
 
+# After an answer, a client sends its window message by message; they are worth one request to the door.
+_GATHER_S: Final = 0.01
 _GOODBYE: Final = b"0 serverclose 0\n"
 
 
@@ -27,7 +29,7 @@ class RelpServer(StreamServer):
     async def converse(self, connection: Connection) -> None:
         framing = RelpFraming()
         is_open = False
-        while data := await connection.read(partial=framing.partial):
+        while data := await connection.read(partial=framing.partial, gather_s=_GATHER_S):
             frames = framing.feed(data)
             if frames:
                 connection.message_ended()

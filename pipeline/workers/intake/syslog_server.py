@@ -102,11 +102,14 @@ class SyslogDatagrams(asyncio.DatagramProtocol):
             self._gathering.offer(message, addr[0])
 
 
-def open_datagrams(host: str, port: int) -> socket.socket:
-    """A bound socket with a large buffer. Raises OSError."""
+def open_datagrams(host: str, port: int, *, share: bool = False) -> socket.socket:
+    """A bound socket with a large buffer. `share`: with other processes of this pipeline that say so too.
+    Raises OSError."""
     family, *_, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE)[0]
     opened = socket.socket(family, socket.SOCK_DGRAM)
     try:
+        if share:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         opened.bind(where)
     except OSError:
         opened.close()
