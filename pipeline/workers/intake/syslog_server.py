@@ -1,0 +1,125 @@
+"""Syslog over UDP, TCP and TLS. No sender of syslog learns whether its messages were stored.
+
+TCP has no answers: a message counts as sent when the sender's kernel has it. While the door is full, a
+connection is not read, so TCP holds the sender back. A process that ends, or a connection that breaks, loses
+the bytes that lay in sockets and up to a batch of messages that waited here. RELP answers each message.
+UDP loses more: datagrams that find no room here or in the kernel's buffer. Both are counted.
+"""
+
+import asyncio
+import contextlib
+import socket
+import struct
+from typing import ClassVar, Final
+
+from pipeline.logs import logger
+from pipeline.observe import counters as metrics
+from pipeline.sources.protocols.syslog import SyslogFraming, syslog_records
+from pipeline.workers.intake.connections import STOP_S, Connection, StreamServer
+from pipeline.workers.intake.door import Door
+from pipeline.workers.intake.gathering import Gathering
+from pipeline.workers.intake.taking import SentBy
+
+# What a burst of a second may fill while this process does other work.
+RECEIVE_BYTES: Final = 8 * 1024 * 1024
+# Linux's SO_RCVBUFFORCE, which goes beyond net.core.rmem_max with the right CAP_NET_ADMIN.
+_FORCE: Final = 33
+# Linux's SO_MEMINFO: nine numbers, and the last one is how many datagrams found the buffer full.
+_SO_MEMINFO: Final = 55
+_MEMINFO: Final = struct.Struct("=9I")
+LOOK_S: Final = 2.0
+
+
+class SyslogServer(StreamServer):
+    """Syslog over TCP, or over TLS where `start` is given files."""
+
+    protocol: ClassVar[str] = "syslog"
+
+    def __init__(self, door: Door, *, key: str = "") -> None:
+        super().__init__(door, key=key)
+        self._gathering = Gathering(door, SentBy(protocol="syslog", key=key, peer=""), syslog_records)
+
+    async def converse(self, connection: Connection) -> None:
+        framing = SyslogFraming()
+        while data := await connection.read(partial=framing.partial):
+            if messages := framing.feed(data):
+                connection.message_ended()
+                await self._gathering.add(messages, connection.peer)
+            self._count(framing)
+        await self._gathering.add(framing.close(), connection.peer)
+        self._count(framing)
+
+    async def stop(self) -> None:
+        await super().stop()
+        await self._gathering.close(STOP_S)
+
+    def _count(self, framing: SyslogFraming) -> None:
+        metrics.messages_shortened(self.protocol, framing.shortened)
+        framing.shortened = 0
+
+
+class SyslogDatagrams(asyncio.DatagramProtocol):
+    """Syslog over UDP: a datagram is a message."""
+
+    def __init__(self, door: Door, *, key: str = "") -> None:
+        self._gathering = Gathering(door, SentBy(protocol="syslog", key=key, peer=""), syslog_records)
+        self._transport: asyncio.DatagramTransport | None = None
+        self.address = ("", 0)  # where it listens
+        self._lost = 0  # what the kernel said last
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def dropped(self) -> int:
+        """Datagrams that found no room, here or in the kernel's buffer."""
+        return self._gathering.dropped
+
+    async def start(self, opened: socket.socket) -> None:
+        """Receives from a bound socket from now on."""
+        self._transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
+            lambda: self, sock=opened
+        )
+        self.address = opened.getsockname()[:2]
+        self._look(opened)
+
+    async def stop(self) -> None:
+        """Receives no more, and hands over what was received."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._transport.close()
+        await self._gathering.close(STOP_S)
+
+    def _look(self, opened: socket.socket) -> None:
+        """Counts the datagrams that the kernel has dropped."""
+        with contextlib.suppress(OSError):
+            dropped = _MEMINFO.unpack(opened.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO.size))[-1]
+            self._gathering.count_dropped((dropped - self._lost) % 2**32)
+            self._lost = dropped
+        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look, opened)
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        if message := data.rstrip(b"\r\n\0"):
+            self._gathering.offer(message, addr[0])
+
+
+def open_datagrams(host: str, port: int, *, share: bool = False) -> socket.socket:
+    """A bound socket with a large buffer. `share`: with other processes of this pipeline that say so too.
+    Raises OSError."""
+    family, *_, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE)[0]
+    opened = socket.socket(family, socket.SOCK_DGRAM)
+    try:
+        if share:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        opened.bind(where)
+    except OSError:
+        opened.close()
+        raise
+    with contextlib.suppress(OSError):
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+        opened.setsockopt(socket.SOL_SOCKET, _FORCE, RECEIVE_BYTES)
+    # Linux reports twice what was asked for.
+    if (size := opened.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2) < RECEIVE_BYTES:
+        logger().warning(
+            "intake_small_buffer", bytes=size, remedy=f"sysctl net.core.rmem_max={RECEIVE_BYTES}"
+        )
+    return opened
