@@ -70,6 +70,8 @@ VERBS: Final = (
         flags.backfill,
         "read an archive of logs in a bucket or folder, by readers of all machines, each line once",
     ),
+    Verb("intake", "intake.verb", flags.intake, "where shippers send lines, and how each of them does"),
+    Verb("keys", "intake.keys", flags.keys, "who may send to the intake"),
     Verb("watch", "watch", flags.watch, "whose logs get models by themselves"),
     Verb(
         "train",

@@ -61,6 +61,11 @@ def check(verb: str) -> None:
             raise _remedy("worker", missing)
 
 
+def missing_for(extra: str) -> list[str]:
+    """The packages of an extra that are not installed."""
+    return [name for name in EXTRAS[extra] if find_spec(name) is None]
+
+
 def explained(exc: ModuleNotFoundError) -> BadInput | None:
     """The remedy for a missing package of an extra; None for any other module."""
     package = (exc.name or "").partition(".")[0]

@@ -261,6 +261,30 @@ def models(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reason", metavar="TEXT", help="for promote and rollback: kept with the version")
 
 
+def intake(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--snippets",
+        choices=("opentelemetry", "fluent-bit", "vector", "rsyslog", "loki", "curl"),
+        metavar="NAME",
+        help="the configuration of a shipper: opentelemetry, fluent-bit, vector, rsyslog, loki or curl",
+    )
+
+
+def keys(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("add", "list", "revoke"))
+    parser.add_argument("name", nargs="?", metavar="NAME", help="of the key, such as that of its sender")
+    parser.add_argument(
+        "--workload", metavar="NAME", help="for add: all lines that it sends belong to this one"
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="for add: it may only send for these workloads; * and ? as in `logweir watch`; may be given again",
+    )
+
+
 def store(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action", choices=("show", "adopt"), nargs="?", default="show",

@@ -107,6 +107,7 @@ class StackStatus:
     gpus: PoolCounts
     flower: str | None
     metrics: str | None
+    intake: list[str]  # where the stack takes lines in
     workers: list[ServingWorker]
     workloads: dict[str, WorkloadLines]
     results: dict[str, int] | None  # rows, files, bytes; None without Parquet, or while the store is away
@@ -127,6 +128,8 @@ def main(args: argparse.Namespace) -> int:
     _results(console, status)
     if status.flower:
         console.print(f"watch it  {status.flower}", markup=False, soft_wrap=True)
+    for url in status.intake:
+        console.print(f"take in   {url}", markup=False, soft_wrap=True)
     if status.metrics:
         console.print(f"metrics   {status.metrics}", markup=False, soft_wrap=True)
     console.print()
@@ -182,6 +185,7 @@ def _read(client: "redis.Redis", settings: Settings) -> StackStatus:
         gpus=_pool_counts(client, settings),
         flower=urls.get("flower"),
         metrics=urls.get("metrics"),
+        intake=urls.get("intake") or [],
         workers=workers,
         workloads={
             name: _workload_lines(total, watched=watched.covers(name))

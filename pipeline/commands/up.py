@@ -3,16 +3,24 @@
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from typing import Final
 
-from pipeline.commands.common import display, err, print_json, settings_of
+from rich.console import Console
+
+from pipeline.commands.common import display, err, print_json, remark, settings_of
 from pipeline.commands.drain import STOPPED
+from pipeline.commands.extras import missing_for
+from pipeline.commands.intake.verb import show_lines
 from pipeline.errors import RedisUnavailable
 from pipeline.ledger.ledger import Ledger
 from pipeline.logs import set_up
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
+from pipeline.settings.listeners import DEFAULT, Listener
 from pipeline.settings.values import masked_url
+from pipeline.units import listed
+from pipeline.workers.intake.keys import SenderKeys
 
 CHECK_S: Final = 0.5
 
@@ -23,7 +31,13 @@ def main(args: argparse.Namespace) -> int:
     settings = settings_of(args, default_level="info")
     set_up(settings.stack.log_level)
     console = err()
-    with Stack(settings, flower=settings.stack.flower, metrics=settings.stack.metrics) as stack:
+    wanted = settings.intake.listeners
+    missing = missing_for("intake") if wanted else []
+    if missing:
+        remark(console, f"the intake stays off: it needs {listed(missing)}; pip install 'logweir[intake]'")
+    with Stack(
+        settings, flower=settings.stack.flower, metrics=settings.stack.metrics, intake=not missing
+    ) as stack:
         while True:
             try:
                 closed = _door(stack.settings)
@@ -38,6 +52,7 @@ def main(args: argparse.Namespace) -> int:
             "workers": {c.name: c.process.pid for c in stack.children},
             "flower": stack.flower_url,
             "metrics": stack.metrics_url,
+            "intake": stack.intake.urls,
             "closed": closed,
         }
         if args.json:
@@ -57,6 +72,7 @@ def main(args: argparse.Namespace) -> int:
             console.print(
                 f"  logs:        {display(stack.settings.data.dir / 'logs')}", markup=False, soft_wrap=True
             )
+            _show_intake(console, stack.settings, wanted, stack.intake.urls)
         if closed is not None and not args.json:
             console.print(
                 f"it takes nothing in: {closed}; `logweir drain --undo` opens it",
@@ -69,6 +85,21 @@ def main(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             console.print("stopping: workers finish their step first", markup=False)
     return 0
+
+
+def _show_intake(console: Console, settings: Settings, wanted: Sequence[str], urls: Sequence[str]) -> None:
+    """Where the intake is, how shippers send there, and what a user may not expect."""
+    for url in urls:
+        console.print(f"  take in:     {url}", markup=False, soft_wrap=True)
+    if urls and urls[0].startswith("http"):
+        show_lines(console, urls[0])
+    if urls and tuple(wanted) == (DEFAULT,) != settings.intake.listeners:
+        remark(console, f"{DEFAULT} is taken by another program, so this intake listens at {urls[0]}")
+    exposed = [text for text in settings.intake.listeners if urls and not Listener.parse(text).loopback]
+    if exposed and not SenderKeys(connect(settings), settings).look():
+        remark(
+            console, f"{exposed[0]} answers nobody before there is a key; `logweir keys add NAME` makes one"
+        )
 
 
 def _door(settings: Settings) -> str | None:

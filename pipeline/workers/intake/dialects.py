@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from pipeline.sources.protocols import (
     bulk,
@@ -94,6 +95,14 @@ class OtlpDialect(Dialect):
         return Response(text, STATUS[refused.kind], _headers(refused), media_type=encoding)
 
 
+class CutResponse(Response):
+    """A head that announces a body, and the end of the connection before it."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - as its base
+        head = [(b"content-length", b"1"), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": self.status_code, "headers": head})
+
+
 class BulkDialect(Dialect):
     """`_bulk` of Elasticsearch and OpenSearch: one answer for the whole request."""
 
@@ -106,9 +115,13 @@ class BulkDialect(Dialect):
         answer = bulk.bulk_success(bulk.bulk_operations(body), took_ms=1)
         return Response(answer, headers=dict(preamble.ELASTIC_HEADERS), media_type=JSON)
 
-    def refused(self, _hints: Hints, refused: RequestRefused, /) -> Response:
+    def refused(self, hints: Hints, refused: RequestRefused, /) -> Response:
         headers = {**_headers(refused), **preamble.ELASTIC_HEADERS}
         if refused.kind in AGAIN:
+            if "user-agent" not in hints.headers:
+                # rsyslog before April 2026 takes every answer for the end of its batch, and only repeats it
+                # after a broken connection. Of all senders it alone says no name.
+                return CutResponse(status_code=429)
             return Response(bulk.bulk_full(str(refused)), 429, headers, media_type=JSON)
         kind, status = _ELASTIC.get(refused.kind, "illegal_argument_exception"), STATUS[refused.kind]
         return Response(bulk.bulk_error(kind, str(refused), status=status), status, headers, media_type=JSON)

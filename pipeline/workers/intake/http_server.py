@@ -10,7 +10,6 @@ from typing import Final
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from pipeline.errors import BadInput
 from pipeline.settings.listeners import Listener
 from pipeline.workers.intake.app import Service, intake_app
 
@@ -76,6 +75,7 @@ class HttpServer:
                 ws="none",
                 lifespan="off",
                 log_config=None,
+                log_level="critical",  # it would name each connection that is cut on purpose
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
@@ -103,20 +103,3 @@ def most_connections() -> int:
     """How many connections a process has at most: each of them is a file."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(16, min(MOST_CONNECTIONS, soft - OTHER_FILES))
-
-
-def listen_at(listener: Listener, *, share: bool = False, tries: int = 1) -> socket.socket:
-    """A listening socket. `share`: with other processes of this pipeline that say so too. `tries`: how many
-    ports from the wanted one on. Raises BadInput."""
-    why = ""
-    for port in range(listener.port, min(listener.port + tries, 2**16)):
-        try:
-            family, *_, where = socket.getaddrinfo(
-                listener.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-            return socket.create_server(where, family=family, backlog=1_024, reuse_port=share)
-        except OSError as exc:
-            why = exc.strerror or str(exc)
-    raise BadInput(
-        f"the intake cannot listen at {listener} ({why}); free that port, or set intake to another address"
-    )

@@ -29,8 +29,9 @@ from pipeline.workers.heartbeat import Heartbeat
 from pipeline.workers.intake.app import Service
 from pipeline.workers.intake.door import Door
 from pipeline.workers.intake.keys import SenderKeys
-from pipeline.workers.intake.listening import IntakeServer, listener_socket, server_of
+from pipeline.workers.intake.listening import IntakeServer, server_of
 from pipeline.workers.liveness import Progress
+from pipeline.workers.sockets import listener_socket
 from pipeline.workers.tethered import tether
 
 ROLE: Final = "intake"
@@ -49,7 +50,9 @@ def main(argv: Sequence[str]) -> int:
     producer = Producer.connect(settings)
     settings = producer.settings  # of the stack, or of the cell "" where there are cells
     keys = SenderKeys(connect(settings, timeout_s=REDIS_S), settings)
-    check_keys(listeners, keys)
+    # A supervisor's own Redis has no key before it runs. Until there is one, access.py refuses all others.
+    if not settings.internal.supervisor_pid:
+        check_keys(listeners, keys)
     _raise_file_limit()
     share = "--share" in argv
     opened: list[socket.socket | None]

@@ -27,6 +27,7 @@ class Child(Generic[Rule]):
     process: "subprocess.Popen[bytes]"
     log: Path
     deaths: Rule
+    fds: tuple[int, ...] = ()  # files of this process that it inherits
 
 
 def end(processes: "Sequence[subprocess.Popen[bytes]]", *, within_s: float = STOP_S) -> None:

@@ -38,6 +38,7 @@ from pipeline.workers import sockets
 from pipeline.workers.same_store import join
 from pipeline.workers.stack.child import STOP_S, Child, Rule, end, last_line
 from pipeline.workers.stack.data_dir import called, lock, outlive, write_state
+from pipeline.workers.stack.intake_sockets import IntakeSockets
 from pipeline.workers.stack.limits import check_files
 from pipeline.workers.stack.private_redis import PrivateRedis
 from pipeline.workers.stack.restarts import Crashes, Restarts
@@ -52,6 +53,7 @@ MODULES: Final = {
     "infer-gpu": ("gpu", ["infer-gpu"]),
     "agent": ("agent", ["agent"]),
     "source": ("source", ["source"]),
+    "intake": ("intake", ["intake"]),
 }
 
 
@@ -59,7 +61,9 @@ class Stack:
     """Starts on `__enter__`, ends on `__exit__`. Main thread only: the tether of Redis ends with its
     thread."""
 
-    def __init__(self, settings: Settings, *, flower: bool = False, metrics: bool = False) -> None:
+    def __init__(
+        self, settings: Settings, *, flower: bool = False, metrics: bool = False, intake: bool = False
+    ) -> None:
         # Absolute, because the workers run in the data directory.
         self.settings = settings.replace(
             data_dir=settings.data.dir.absolute(),
@@ -78,6 +82,8 @@ class Stack:
         self._with_gpu = False
         self._with_flower = flower
         self._with_metrics = metrics
+        self._with_intake = intake and bool(settings.intake.listeners)
+        self.intake = IntakeSockets()
         self._lock: IO[str] | None = None
         self._redis_restarts = Restarts()
 
@@ -96,6 +102,9 @@ class Stack:
             if self._with_metrics:
                 at = (self.settings.stack.metrics_address, self.settings.stack.metrics_port)
                 self.sidecars.add("metrics", sockets.listen("metrics", *at))
+            if self._with_intake:
+                listeners = self.intake.open(self.settings.intake.listeners)
+                self.settings = self.settings.replace(intake=listeners)
             outlive(self.settings.data.dir)
             self._start_redis()
             with_gpu = self.settings.gpu.agent and has_devices()
@@ -138,9 +147,10 @@ class Stack:
             ("beat", "beat"),
         ]
         source = [("source", "source")] if wanted.opensearch.source else []
+        intake = [("intake", "intake")] if self._with_intake else []
         train = ("train-gpu" if gpu else "train", "train")
         self._with_gpu = gpu
-        return [*ingest, *others, train, *source]
+        return [*ingest, *others, train, *source, *intake]
 
     def _start_redis(self) -> None:
         if self.settings.redis.url is None:
@@ -158,8 +168,11 @@ class Stack:
         logs = self.settings.data.dir / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         log = logs / f"{name}.log"
-        command = [sys.executable, "-m", f"pipeline.workers.{module}", *args]
-        return Child(name=name, command=command, process=self._popen(command, log), log=log, deaths=deaths)
+        fds = self.intake.fds if role == "intake" else ()
+        command = [sys.executable, "-m", f"pipeline.workers.{module}", *args, *(f"--fd={fd}" for fd in fds)]
+        inherited = tuple(fd for fd in fds if fd >= 0)
+        process = self._popen(command, log, inherited)
+        return Child(name=name, command=command, process=process, log=log, deaths=deaths, fds=inherited)
 
     @property
     def _workers(self) -> list[Child[Restarts] | Child[Crashes]]:
@@ -254,7 +267,7 @@ class Stack:
         if not restarts.due:
             return
         try:
-            child.process = self._popen(child.command, child.log)
+            child.process = self._popen(child.command, child.log, child.fds)
         except OSError as exc:
             logger(worker=child.name).error("worker.not_started", why=str(exc))
             self._died(restarts, child.name, str(exc), ready=False)
@@ -307,6 +320,7 @@ class Stack:
         self.children = []
         self.gpu = []
         self.sidecars.close()
+        self.intake.close()
         if self.redis_process is not None:
             end([self.redis_process], within_s=self.stop_s)
             self.redis_process = None
@@ -333,6 +347,7 @@ class Stack:
             "flower_pids": self.sidecars.pids("flower"),
             "metrics": self.metrics_url,
             "metrics_pids": self.sidecars.pids("metrics"),
+            "intake": self.intake.urls,
         }
         write_state(self.settings.data.dir, state)
 

@@ -17,9 +17,10 @@ from pipeline.workers.intake import bodies, http_server
 from pipeline.workers.intake.app import Service
 from pipeline.workers.intake.bodies import Room, receive_body
 from pipeline.workers.intake.door import Door
-from pipeline.workers.intake.http_server import HttpServer, listen_at
+from pipeline.workers.intake.http_server import HttpServer
 from pipeline.workers.intake.keys import SenderKeys
 from pipeline.workers.intake.refusals import Refusal, RequestRefused
+from pipeline.workers.sockets import listen_at
 
 
 async def pieces(*chunks: bytes, then: asyncio.Event | None = None) -> AsyncIterator[bytes]:

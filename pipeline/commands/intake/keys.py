@@ -1,0 +1,81 @@
+"""`logweir keys add | list | revoke`: who may send to the intake."""
+
+import argparse
+from typing import Any
+
+from rich.table import Table
+
+from pipeline.commands.common import cell, out, print_json, printable, reached, redis_explained, settings_of
+from pipeline.errors import BadInput
+from pipeline.redis.connection import connect
+from pipeline.workers.intake.keys import SenderKey, SenderKeys
+
+
+def main(args: argparse.Namespace) -> int:
+    settings = reached(settings_of(args))
+    keys = SenderKeys(connect(settings), settings)
+    with redis_explained():
+        if args.action == "list":
+            return _list(args, keys)
+        if not args.name:
+            raise BadInput(f"`logweir keys {args.action}` needs a name, such as that of the sender")
+        return _add(args, keys) if args.action == "add" else _revoke(args, keys)
+
+
+def _add(args: argparse.Namespace, keys: SenderKeys) -> int:
+    first = not keys.look()
+    secret = keys.add(args.name, workload=args.workload or "", patterns=args.only)
+    if args.json:
+        print_json({"name": args.name, "key": secret})
+        return 0
+    console = out()
+    console.print(secret, markup=False, soft_wrap=True)
+    console.print("this is the only time it is shown; send it as `Authorization: Bearer KEY`", markup=False)
+    if first:
+        console.print(
+            "from now on every request to the intake needs a key, also on this machine", markup=False
+        )
+    return 0
+
+
+def _revoke(args: argparse.Namespace, keys: SenderKeys) -> int:
+    if not keys.revoke(args.name):
+        raise BadInput(f"there is no key {args.name!r}; `logweir keys list` shows those that are")
+    left = len(keys.look())
+    if args.json:
+        print_json({"name": args.name, "keys": left})
+        return 0
+    console = out()
+    console.print(f"{printable(args.name)} is refused from now on", markup=False)
+    if not left:
+        console.print("it was the last one: programs on this machine send without a key again", markup=False)
+    return 0
+
+
+def _list(args: argparse.Namespace, keys: SenderKeys) -> int:
+    found = keys.look()
+    if args.json:
+        print_json([_facts(key) for key in found])
+        return 0
+    console = out()
+    if not found:
+        console.print(
+            "there is no key: programs on this machine send without one, others not at all", markup=False
+        )
+        return 0
+    table = Table("key", "may send for", "made (UTC)", box=None, pad_edge=False)
+    for key in found:
+        sends_for = (key.workload and f"all as {key.workload}") or ", ".join(key.patterns) or "all workloads"
+        table.add_row(*map(cell, (key.name, sends_for, f"{key.created:%Y-%m-%d %H:%M}")))
+    console.print(table)
+    return 0
+
+
+def _facts(key: SenderKey) -> dict[str, Any]:
+    return {
+        "name": key.name,
+        "scope": key.scope,
+        "workload": key.workload or None,
+        "only": list(key.patterns),
+        "created": key.created,
+    }

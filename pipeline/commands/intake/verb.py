@@ -1,0 +1,66 @@
+"""`logweir intake`: where lines are taken in, and how each shipper sends there."""
+
+import argparse
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from pipeline.commands.common import out, print_json, reached, redis_explained, settings_of
+from pipeline.commands.intake.snippets import snippet_lines, snippet_text
+from pipeline.errors import BadInput
+from pipeline.redis.attach import running
+from pipeline.redis.connection import connect
+from pipeline.settings import Settings
+from pipeline.settings.listeners import Listener
+from pipeline.units import plural
+from pipeline.workers.intake.keys import SenderKeys
+
+
+def main(args: argparse.Namespace) -> int:
+    settings = reached(settings_of(args))
+    urls = intake_urls(settings)
+    http = [url for url in urls if url.startswith("http")]
+    with redis_explained():
+        keys = len(SenderKeys(connect(settings), settings).look())
+    if args.json:
+        print_json(
+            {"listeners": urls, "keys": keys, "snippets": dict(snippet_lines(http[0])) if http else {}}
+        )
+        return 0
+    if not urls:
+        raise BadInput("the intake is off; set intake, such as http://127.0.0.1:4318, and restart the stack")
+    if args.snippets:
+        if not http:
+            raise BadInput("these shippers send over HTTP; add http://127.0.0.1:4318 to the setting intake")
+        out().print(
+            snippet_text(args.snippets, http[0], keyed=bool(keys)), markup=False, soft_wrap=True, end=""
+        )
+        return 0
+    console = out()
+    for url in urls:
+        console.print(f"lines come in at {url}", markup=False, soft_wrap=True)
+    told = (
+        f"every request needs one of {plural(keys, 'key')}" if keys else "there is no key, and none is needed"
+    )
+    console.print(
+        f"{told}; `logweir keys list` shows them" if keys else f"{told} on this machine", markup=False
+    )
+    if http:
+        show_lines(console, http[0])
+    return 0
+
+
+def intake_urls(settings: Settings) -> Sequence[str]:
+    """Where senders find the intake: that of the running stack, else that of the settings."""
+    state = running(settings.data.dir)
+    if state is not None and state.get("redis_url") == settings.redis.url:
+        found = state.get("intake")
+        return [str(url) for url in found] if isinstance(found, list) else []
+    return [Listener.parse(text).address for text in settings.intake.listeners]
+
+
+def show_lines(console: Console, url: str) -> None:
+    """A line for each shipper."""
+    for shipper, line in snippet_lines(url):
+        console.print(f"    {shipper:<16} {line}", markup=False, soft_wrap=True)
+    console.print("    whole configurations: logweir intake --snippets NAME", markup=False, soft_wrap=True)
