@@ -87,13 +87,13 @@ class Listener:
 
     def absolute(self) -> Self:
         """With files that a process in another directory finds."""
-        whole = {name: path.absolute() for name, path in self._files().items()}
+        files = {name: path.absolute() for name, path in self._files().items()}
         return replace(
             self,
-            cert=whole.get("cert"),
-            key=whole.get("key"),
-            ca=whole.get("ca"),
-            secret=whole.get("secret"),
+            cert=files.get("cert"),
+            key=files.get("key"),
+            ca=files.get("ca"),
+            secret=files.get("secret"),
         )
 
     def _files(self) -> dict[str, Path]:

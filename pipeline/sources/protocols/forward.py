@@ -150,13 +150,13 @@ def acknowledgement(chunk: bytes) -> bytes:
     return _packed({"ack": chunk})
 
 
-def _unpacker(most: int) -> Any:
+def _unpacker(limit: int) -> Any:
     # Bytes and texts are not told apart: Ruby packs a text of unknown encoding as bytes.
     return msgpack.Unpacker(
         raw=True,
         strict_map_key=False,
         read_size=_READ_BYTES,
-        max_buffer_size=most,
+        max_buffer_size=limit,
         max_array_len=MAX_RECORDS,
         max_map_len=10_000,
         max_ext_len=64,

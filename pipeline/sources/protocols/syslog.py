@@ -1,9 +1,9 @@
 """Syslog: a TCP stream cut into messages, and messages as records.
 
 The raw text of a record is its message as it was sent, with its priority; stage ingest parses it as a line of
-a file. The framings of RFC 6587 may alternate within a connection, because relays mix them: a message that
-begins with a count, a space and `<` is octet-counted, and any other ends at LF or NUL. The `<` of a priority
-is asked for because lines without one begin with numbers too, such as a year.
+a file. The framings of RFC 6587 may alternate within a connection, because relays mix them. A message that
+begins with a count, a space and `<` is octet-counted, and any other ends at LF or NUL. Without the `<` of a
+priority, a number may be the beginning of a line, such as a year.
 """
 
 import re

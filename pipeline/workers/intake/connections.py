@@ -1,7 +1,7 @@
 """Connections of the protocols that are no HTTP: reading and writing within bounds.
 
-An idle connection costs a few KiB, because all of them read into one buffer. What a connection has received
-and nobody has read is at most 64 KiB; then TCP holds the client back. A client that is slow within a message,
+An idle connection costs a few KiB, because all of them read into one buffer. Bytes that nobody has
+read are at most 64 KiB a connection; then TCP holds the client back. A client that is slow within a message,
 or does not read its answers, is cut off. An error closes its own connection, with one line in the log.
 """
 

@@ -105,7 +105,7 @@ class ForwardServer(StreamServer):
                 requests = await asyncio.to_thread(self._requests, messages, connection.peer)
         else:
             requests = self._requests(messages, connection.peer)
-        taken = await asyncio.gather(
+        outcomes = await asyncio.gather(
             *(
                 self.take(
                     connection,
@@ -118,12 +118,12 @@ class ForwardServer(StreamServer):
         )
         answers = [
             acknowledgement(request.chunk)
-            for request, stored in zip(requests, taken, strict=True)
+            for request, stored in zip(requests, outcomes, strict=True)
             if stored and request.chunk
         ]
         if answers:
             await connection.write(b"".join(answers))
-        return all(taken)
+        return all(outcomes)
 
     def _requests(self, messages: Sequence[ForwardMessage], peer: str) -> list[_Request]:
         """One for each chunk, and one for the messages without."""

@@ -167,14 +167,14 @@ async def _refuse(context: Any, kind: Refusal, sentence: str) -> NoReturn:
     code = CODES.get(kind, grpc.StatusCode.INVALID_ARGUMENT)
     trailers: tuple[tuple[str, bytes], ...] = ()
     if kind in AGAIN:
-        again = RetryInfo(retry_delay=Duration(seconds=RETRY_AFTER_S))
+        retry_info = RetryInfo(retry_delay=Duration(seconds=RETRY_AFTER_S))
         detail = AnyMessage()
-        detail.Pack(again)
+        detail.Pack(retry_info)
         status = Status(code=code.value[0], message=sentence, details=[detail])
         trailers = (
             ("grpc-status-details-bin", status.SerializeToString()),
             # Where the SDK of Python looks for it.
-            ("google.rpc.retryinfo-bin", again.SerializeToString()),
+            ("google.rpc.retryinfo-bin", retry_info.SerializeToString()),
         )
     else:
         metrics.request_refused(GrpcServer.protocol)

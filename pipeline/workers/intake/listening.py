@@ -15,16 +15,16 @@ from pipeline.workers.intake.app import Service
 from pipeline.workers.intake.connections import StreamServer
 from pipeline.workers.intake.forward_server import ForwardServer
 from pipeline.workers.intake.grpc_server import Authorize, GrpcServer
-from pipeline.workers.intake.http_server import HttpServer, listen_at
+from pipeline.workers.intake.http_server import HttpServer
 from pipeline.workers.intake.keys import SenderKey
 from pipeline.workers.intake.refusals import Refusal, RequestRefused
 from pipeline.workers.intake.relp_server import RelpServer
-from pipeline.workers.intake.syslog_server import SyslogDatagrams, SyslogServer, open_datagrams
+from pipeline.workers.intake.syslog_server import SyslogDatagrams, SyslogServer
 from pipeline.workers.intake.tls_files import TlsFiles
 
 
 class IntakeServer(Protocol):
-    """What the process of the intake needs to know of a server."""
+    """A server, as the process of the intake begins and ends it."""
 
     @property
     def start(self) -> Callable[[], Coroutine[Any, Any, None]]: ...
@@ -41,25 +41,10 @@ class _Startable:
     stop: Callable[[], Coroutine[Any, Any, None]]
 
 
-def listener_socket(listener: Listener, *, share: bool = False) -> socket.socket | None:
-    """The socket of a listener; None for gRPC, which opens its own. Raises BadInput."""
-    if listener.scheme.startswith("grpc"):
-        return None
-    if listener.scheme != "syslog+udp":
-        return listen_at(listener, share=share)
-    try:
-        return open_datagrams(listener.host, listener.port, share=share)
-    except OSError as exc:
-        raise BadInput(
-            f"the intake cannot listen at {listener} ({exc.strerror or exc}); free that port, or set intake "
-            "to another address"
-        ) from exc
-
-
 def server_of(
     listener: Listener, service: Service, *, opened: socket.socket | None, share: bool = False
 ) -> IntakeServer:
-    """`opened`: of `listener_socket`. Raises BadInput for a file that cannot be read."""
+    """`opened`: of `sockets.listener_socket`. Raises BadInput for a file that cannot be read."""
     tls = None
     if listener.cert is not None and listener.key is not None:
         tls = TlsFiles(cert=listener.cert, key=listener.key, client_ca=listener.ca)

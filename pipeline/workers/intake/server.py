@@ -29,9 +29,9 @@ from pipeline.workers.heartbeat import Heartbeat
 from pipeline.workers.intake.app import Service
 from pipeline.workers.intake.door import Door
 from pipeline.workers.intake.keys import SenderKeys
-from pipeline.workers.intake.listening import IntakeServer, listener_socket, server_of
+from pipeline.workers.intake.listening import IntakeServer, server_of
 from pipeline.workers.liveness import Progress
-from pipeline.workers.sockets import listen_at
+from pipeline.workers.sockets import listener_socket
 from pipeline.workers.tethered import tether
 
 ROLE: Final = "intake"

@@ -12,7 +12,6 @@ import socket
 import struct
 from typing import ClassVar, Final
 
-from pipeline.logs import logger
 from pipeline.observe import counters as metrics
 from pipeline.sources.protocols.syslog import SyslogFraming, syslog_records
 from pipeline.workers.intake.connections import STOP_S, Connection, StreamServer
@@ -20,10 +19,6 @@ from pipeline.workers.intake.door import Door
 from pipeline.workers.intake.gathering import Gathering
 from pipeline.workers.intake.taking import SentBy
 
-# What a burst of a second may fill while this process does other work.
-RECEIVE_BYTES: Final = 8 * 1024 * 1024
-# Linux's SO_RCVBUFFORCE, which goes beyond net.core.rmem_max with the right CAP_NET_ADMIN.
-_FORCE: Final = 33
 # Linux's SO_MEMINFO: nine numbers, and the last one is how many datagrams found the buffer full.
 _SO_MEMINFO: Final = 55
 _MEMINFO: Final = struct.Struct("=9I")
@@ -100,26 +95,3 @@ class SyslogDatagrams(asyncio.DatagramProtocol):
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         if message := data.rstrip(b"\r\n\0"):
             self._gathering.offer(message, addr[0])
-
-
-def open_datagrams(host: str, port: int, *, share: bool = False) -> socket.socket:
-    """A bound socket with a large buffer. `share`: with other processes of this pipeline that say so too.
-    Raises OSError."""
-    family, *_, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE)[0]
-    opened = socket.socket(family, socket.SOCK_DGRAM)
-    try:
-        if share:
-            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        opened.bind(where)
-    except OSError:
-        opened.close()
-        raise
-    with contextlib.suppress(OSError):
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
-        opened.setsockopt(socket.SOL_SOCKET, _FORCE, RECEIVE_BYTES)
-    # Linux reports twice what was asked for.
-    if (size := opened.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2) < RECEIVE_BYTES:
-        logger().warning(
-            "intake_small_buffer", bytes=size, remedy=f"sysctl net.core.rmem_max={RECEIVE_BYTES}"
-        )
-    return opened

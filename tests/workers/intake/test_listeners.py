@@ -1,6 +1,7 @@
 """One process of the intake serves all its listeners."""
 
 import contextlib
+import os
 import socket
 import ssl
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from tls_redis import Certificates
 from pipeline.settings import Settings
 from pipeline.settings.listeners import Listener
 from pipeline.workers.intake.grpc_server import EXPORT
+from pipeline.workers.stack.intake_sockets import IntakeSockets
 
 SYSLOG = b"<13>1 2026-11-20T10:00:00.003Z web-1 %s - - - order 1 failed"
 SCHEMES = ("grpc", "syslog+udp", "syslog+tcp", "syslog+tls", "relp", "forward")
@@ -92,6 +94,20 @@ def test_relp_forward_and_grpc_answer_when_lines_are_in(
     with grpc.insecure_channel(f"127.0.0.1:{listeners['grpc'].port}") as channel:
         channel.unary_unary(EXPORT)(request.SerializeToString(), timeout=TIMEOUT_S)
     assert process.accepted("over-grpc") == 1
+
+
+def test_a_supervisor_opens_the_sockets_of_all_listeners_but_those_of_grpc() -> None:
+    sockets = IntakeSockets()
+    try:
+        urls = sockets.open(("grpc://127.0.0.1:4317", "syslog+udp://127.0.0.1:0", "relp://127.0.0.1:0"))
+        grpc_fd, datagrams, streams = sockets.fds
+        assert grpc_fd == -1
+        kinds = [socket.socket(fileno=os.dup(fd)) for fd in (datagrams, streams)]
+        for one, kind, url in zip(kinds, (socket.SOCK_DGRAM, socket.SOCK_STREAM), urls[1:], strict=True):
+            with one:
+                assert (one.type, one.getsockname()[1]) == (kind, Listener.parse(url).port)
+    finally:
+        sockets.close()
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from polling import wait_until
 from tls_redis import Certificates
 
 from pipeline.workers.intake import connections, gathering, syslog_server
-from pipeline.workers.intake.syslog_server import SyslogDatagrams, SyslogServer, open_datagrams
+from pipeline.workers.intake.syslog_server import SyslogDatagrams, SyslogServer
 from pipeline.workers.intake.tls_files import TlsFiles
+from pipeline.workers.sockets import open_datagrams
 
 
 @pytest.fixture
