@@ -12,7 +12,7 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from pipeline.records.levels import level_of
-from pipeline.records.pushed import LATEST, PushedRecords
+from pipeline.records.pushed import LATEST, PushedRecords, column_of
 from pipeline.sources.protocols import client_times, workloads
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
 from pipeline.sources.protocols.joining import continuations, heads, joined_text
@@ -162,10 +162,10 @@ def _decoded(found: _Collected, hints: Hints) -> Decoded:
     levels = [level_of(_first(labels, _LEVELS)) for labels in found.labels]
     records = PushedRecords(
         [None] * len(rows),
-        timestamps=[found.times[i] for i in rows],
-        levels=[_level(found.metadata[i]) or levels[streams[i]] for i in rows],
-        hosts=[hosts[streams[i]] for i in rows] if any(hosts) else None,
-        services=[services[streams[i]] for i in rows] if any(services) else None,
+        timestamps=column_of([found.times[i] for i in rows]),
+        levels=column_of([_level(found.metadata[i]) or levels[streams[i]] for i in rows]),
+        hosts=column_of([hosts[streams[i]] for i in rows]),
+        services=column_of([services[streams[i]] for i in rows]),
         raws=[_raw(lines[i], found.metadata[i], found.times[i]) for i in rows],
         workloads=[names[streams[i]] for i in rows],
     )

@@ -56,6 +56,48 @@ def test_a_document_of_fluent_bit_names_its_workload_and_its_time() -> None:
     assert request.distinct
 
 
+@pytest.mark.parametrize(
+    ("action", "document", "workload"),
+    [
+        # Fluent Bit with Logstash_Format, Vector's Kubernetes source, Filebeat with its processors, Logstash.
+        (
+            '{"create":{"_index":"logstash-2026.11.25"}}',
+            '{"@timestamp":"2026-11-25T12:00:00.250Z","stream":"stderr","_p":"F","log":"disk full"}',
+            "logstash",
+        ),
+        (
+            '{"create":{"_index":"vector-2026.11.25","_id":"7"}}',
+            '{"file":"/var/log/pods/x/0.log","kubernetes":{"container_name":"cart","pod_labels":{"app":"cart"},'
+            '"pod_name":"cart-5f-x","pod_namespace":"shop"},"message":"disk full","source_type":"kubernetes_logs",'
+            '"stream":"stderr","timestamp":"2026-11-25T12:00:00.250Z"}',
+            "shop/cart",
+        ),
+        (
+            '{"create":{"_index":"filebeat-9.2.0","pipeline":"x","require_alias":false}}',
+            '{"@timestamp":"2026-11-25T12:00:00.250Z","@metadata":{"beat":"filebeat"},"message":"disk full",'
+            '"log":{"offset":7,"file":{"path":"/var/log/x.log"}},"input":{"type":"filestream"},"ecs":{"version":"8.0.0"},'
+            '"host":{"name":"web-1"},"kubernetes":{"namespace":"shop","deployment":{"name":"cart"},"pod":{"name":"cart-5f-x"},'
+            '"labels":{"app_kubernetes_io/name":"other"}},"orchestrator":{"cluster":{"name":"eu"}}}',
+            "eu/shop/cart",
+        ),
+        (
+            '{"index":{"_id":null,"_index":"logstash-2026.11.25","routing":null}}',
+            '{"@timestamp":"2026-11-25T12:00:00.250Z","@version":"1","host":{"name":"web-1"},"message":"disk full",'
+            '"event":{"original":"disk full"},"service":{"name":"cart"}}',
+            "cart",
+        ),
+    ],
+    ids=["fluent-bit", "vector", "filebeat", "logstash"],
+)
+def test_what_a_shipper_writes_is_stored_under_its_workload(
+    action: str, document: str, workload: str
+) -> None:
+    request = checked(decode_bulk(f"{action}\n{document}\n".encode(), Hints(path="/_bulk")))
+    assert (request.records.texts, request.records.workloads) == ([document], [workload])
+    assert request.records.timestamps == [1795608000_250_000]
+    assert request.distinct
+
+
 def test_times_without_a_fraction_do_not_make_a_request_distinct() -> None:
     assert not decoded(create({"@timestamp": "2026-11-25T12:00:00Z"})).distinct
     assert not decoded(create({"@timestamp": NOON}), create({"message": "a"})).distinct

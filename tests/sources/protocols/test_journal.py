@@ -72,7 +72,7 @@ def test_lines_of_a_stack_trace_are_joined_per_process() -> None:
 def test_an_entry_without_a_message_or_with_odd_values_is_a_record_all_the_same() -> None:
     records = decoded(b"PRIORITY=9\n__REALTIME_TIMESTAMP=soon\nUNIT=a\xff\n\n", b"=\n\n").records
     assert records.messages[0] == '{"MESSAGE":"","UNIT":"a\ufffd"}'
-    assert (records.timestamps, records.levels) == ([None, None], [None, None])
+    assert (records.timestamps, records.levels) == (None, None)
 
 
 @pytest.mark.parametrize(
