@@ -38,8 +38,9 @@ from pipeline.records.delivery import Accepted, Claim, Stage
 from pipeline.records.schema import raw_frame
 from pipeline.records.verdict import Verdict
 from pipeline.settings import Settings
-from pipeline.tasks import infer, merging
+from pipeline.tasks import infer
 from pipeline.tasks.context import Context
+from pipeline.tasks.grouping import merging
 from pipeline.workers.stack.private_redis import PrivateRedis
 
 TURNS: Final = 5

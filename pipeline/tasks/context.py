@@ -77,7 +77,9 @@ class Context:
         self.profile = profile
         self.shard = shard
         self.in_sink = False  # while a step waits for the sink, its slowness is no fault of the batch
-        self.solo: OrderedDict[str, None] = OrderedDict()  # batches to score alone (tasks/merging.py)
+        self.solo: OrderedDict[str, None] = (
+            OrderedDict()
+        )  # batches to score alone (tasks/grouping/merging.py)
         self.usage_maintained_s = float("-inf")  # monotonic: the last time (tasks/usage.py)
         self.compaction_yields = 0  # rounds that waiting batches have postponed (tasks/compact.py)
 

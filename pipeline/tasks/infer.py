@@ -1,4 +1,4 @@
-"""Stage infer: one pass scores the distinct unknown masked lines of many batches (merging.py).
+"""Stage infer: one pass scores the distinct unknown masked lines of many batches (grouping/merging.py).
 
 A line is scored once (models/single_flight.py), with the version that its batch began with.
 
@@ -21,7 +21,7 @@ from pipeline.observe import counters as metrics
 from pipeline.records.columns import parted
 from pipeline.records.delivery import Claim, Stage
 from pipeline.tasks.context import Context
-from pipeline.tasks.merging import score_together
+from pipeline.tasks.grouping.merging import score_together
 from pipeline.tasks.step import StepResult, perform_joint
 
 NAME: Final = TASK_INFER

@@ -18,7 +18,7 @@ from pipeline.records.delivery import Claim, Stage, WorkloadEnd
 from pipeline.tasks import frontend
 from pipeline.tasks.context import Context
 from pipeline.tasks.frontend import Prepared
-from pipeline.tasks.group_commit import Found, Unstored, commit_together, committed_or_stage, joined
+from pipeline.tasks.grouping.group_commit import Found, Unstored, commit_together, committed_or_stage, joined
 from pipeline.tasks.separate import separate_others
 from pipeline.tasks.step import perform_joint
 from pipeline.watching.observation import Observed, observe_all

@@ -8,7 +8,7 @@ from pipeline.messages.routing import QUEUE_STORE, TASK_STORE
 from pipeline.records.delivery import Claim, Stage
 from pipeline.tasks import frontend
 from pipeline.tasks.context import Context
-from pipeline.tasks.group_commit import Found, commit_together, committed_or_stage
+from pipeline.tasks.grouping.group_commit import Found, commit_together, committed_or_stage
 from pipeline.tasks.ingest import unstored
 from pipeline.tasks.step import perform_joint
 

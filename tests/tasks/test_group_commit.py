@@ -14,8 +14,9 @@ from pipeline.records.batch import Purpose
 from pipeline.records.delivery import Claim, Meta, Stage
 from pipeline.settings import Settings
 from pipeline.sinks.choose import parquet_of
-from pipeline.tasks import drain, group_commit, ingest, store
+from pipeline.tasks import drain, ingest, store
 from pipeline.tasks.context import Context
+from pipeline.tasks.grouping import group_commit
 from pipeline.tasks.step import perform
 
 KNOWN = ["user logged in", "disk checked"]

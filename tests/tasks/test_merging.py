@@ -24,9 +24,10 @@ from pipeline.models.evidence import Evidence
 from pipeline.producer import Producer
 from pipeline.records.delivery import Claim, Stage
 from pipeline.settings import Settings
-from pipeline.tasks import drain, infer, ingest, merging
+from pipeline.tasks import drain, infer, ingest
 from pipeline.tasks import share as share_module
 from pipeline.tasks.context import Context
+from pipeline.tasks.grouping import merging
 from pipeline.tasks.loaded import WorkerProfile
 from pipeline.tasks.step import HUNG, perform
 

@@ -20,7 +20,7 @@ from pipeline.settings import Settings
 from pipeline.tasks import drain, frontend, ingest, store
 from pipeline.tasks.context import Context
 from pipeline.tasks.frontend import Prepared
-from pipeline.tasks.group_commit import commit
+from pipeline.tasks.grouping.group_commit import commit
 from pipeline.tasks.step import HUNG, perform
 
 

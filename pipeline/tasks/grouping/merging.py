@@ -1,5 +1,5 @@
 """Many small batches in one pass of the model: a scoring worker takes along the batches that wait behind its
-own (tasks/along.py). The promises to each batch stay:
+own (tasks/grouping/along.py). The promises to each batch stay:
 
 * A batch that failed before, or a half of one, is scored alone. So is every batch where only one attempt is
   allowed.
@@ -23,8 +23,8 @@ from pipeline.ledger.renewal import ClaimRenewal
 from pipeline.logs import logger
 from pipeline.messages.routing import QUEUE_CPU, QUEUE_GPU
 from pipeline.records.delivery import Claim, Stage
-from pipeline.tasks.along import alone, claim_others, give_back_apart
 from pipeline.tasks.context import Context
+from pipeline.tasks.grouping.along import alone, claim_others, give_back_apart
 from pipeline.tasks.step import StepResult, attempt, is_external
 
 # Distinct lines that fill a pass. A CPU core scores 2,100 lines/s ten at a time, 8,000 two hundred at a time,

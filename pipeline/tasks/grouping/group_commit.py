@@ -18,8 +18,8 @@ from pipeline.ledger.renewal import ClaimRenewal
 from pipeline.logs import logger
 from pipeline.records.batch import Purpose
 from pipeline.records.delivery import Claim, Stage, WorkloadEnd
-from pipeline.tasks.along import alone, claim_others, give_back_apart
 from pipeline.tasks.context import Context
+from pipeline.tasks.grouping.along import alone, claim_others, give_back_apart
 from pipeline.tasks.step import StepResult, attempt, is_external
 
 # What ends a group: as many records as one large batch has.
