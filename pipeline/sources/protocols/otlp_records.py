@@ -1,7 +1,8 @@
 """The records of an OTLP request by column, whichever encoding they came in.
 
 The raw text of a record is its body, or compact JSON of all that it says where it says more: severity,
-attributes, trace and span. Session keys are found in that text.
+attributes, trace and span. Session keys are found in that text. A record without a severity is a line that a
+collector has read from a file; stage ingest parses it.
 """
 
 from collections.abc import Hashable, Mapping
@@ -13,7 +14,7 @@ from pipeline.records.pushed import PushedRecords, column_of
 from pipeline.sources.protocols import client_times, workloads
 from pipeline.sources.protocols.contract import Decoded, Hints
 from pipeline.sources.protocols.joining import continuations, heads, joined_text
-from pipeline.sources.protocols.json_text import check_count, json_of, text_form
+from pipeline.sources.protocols.json_text import check_count, envelope, json_of, text_form
 
 # Four numbers per level, from 1; numbers outside stand for no severity.
 _OF_NUMBER: Final = (
@@ -92,7 +93,7 @@ class Collected:
         if found:
             rows = heads(len(entries), found)
             entries, times = [entries[i] for i in rows], [times[i] for i in rows]
-        pairs = [_message_and_raw(entry) for entry in entries]
+        pairs = [_message_and_raw(entry, time) for entry, time in zip(entries, times, strict=True)]
         return Decoded(
             records=PushedRecords(
                 [message for message, _ in pairs],
@@ -118,33 +119,48 @@ def _level(entry: Entry) -> str | None:
     return numbered or (level_of(entry.severity) if entry.severity else None)
 
 
-def _message_and_raw(entry: Entry) -> tuple[str, str | None]:
-    """The raw text is None where it is the message."""
-    _, _, _, number, severity, body, attributes, trace, span, event = entry
-    text = body if isinstance(body, str) else _text_of_body(body) or event
+def _is_line(entry: Entry) -> bool:
+    """True for a line as a collector read it: without a severity, nobody has parsed it."""
+    stated = entry.number or entry.severity or entry.event or _STACK in entry.attributes
+    return isinstance(entry.body, str) and bool(entry.body) and not stated
+
+
+def _message_and_raw(entry: Entry, time: int | None) -> tuple[str | None, str | None]:
+    """The raw text is None where it is the message, and the message where stage ingest is to parse it."""
+    body, beside = entry.body, _fields_beside(entry)
+    if _is_line(entry):
+        line = body.rstrip("\r\n")
+        return None, envelope(line, beside, time) if beside else line
+    text = body if isinstance(body, str) else _text_of_body(body) or entry.event
     message = text.rstrip("\r\n")
-    if attributes and isinstance(stack := attributes.get(_STACK), str) and stack and stack not in message:
+    stack = entry.attributes.get(_STACK)
+    if isinstance(stack, str) and stack and stack not in message:
         message = f"{message}\n{stack.rstrip()}" if message else stack.rstrip()
-    if not (attributes or trace or span or number or severity or event):
+    stated = entry.severity or entry.number
+    if not (beside or stated or entry.event):
         raw = text if isinstance(body, str) or body is None else json_of(body)
         return message, None if raw == message else raw
     fields: dict[str, Any] = {} if body is None else {"body": body}
-    if severity or number:
-        fields["severity"] = severity or number
-    if event:
-        fields["event_name"] = event
-    if _RESERVED.isdisjoint(attributes):
-        fields.update(attributes)
-    else:
-        fields.update(
-            (f"attributes.{key}" if key in _RESERVED else key, attributes[key]) for key in attributes
-        )
-    if trace:
-        fields["trace_id"] = trace
-    if span:
-        fields["span_id"] = span
-    raw = json_of(fields)
+    if stated:
+        fields["severity"] = stated
+    if entry.event:
+        fields["event_name"] = entry.event
+    raw = json_of(fields | beside)
     return message or (raw if body is None else ""), raw
+
+
+def _fields_beside(entry: Entry) -> dict[str, Any]:
+    """Attributes, trace and span."""
+    attributes = entry.attributes
+    if _RESERVED.isdisjoint(attributes):
+        fields = dict(attributes)
+    else:
+        fields = {f"attributes.{k}" if k in _RESERVED else k: value for k, value in attributes.items()}
+    if entry.trace:
+        fields["trace_id"] = entry.trace
+    if entry.span:
+        fields["span_id"] = entry.span
+    return fields
 
 
 def _text_of_body(body: Any) -> str:

@@ -94,10 +94,13 @@ def test_both_encodings_of_a_request_are_the_same_records() -> None:
     assert '"trace_id":"0102030405060708090a0b0c0d0e0f10"' in of_protobuf.records.texts[0]
 
 
-def test_the_body_alone_is_the_raw_text() -> None:
-    records = of_json({"body": text("a line\n")}, {"body": text("b")}).records
-    assert records.messages == ["a line", "b"]
-    assert records.texts == ["a line\n", "b"]
+def test_a_body_without_a_severity_is_a_line_that_stage_ingest_parses() -> None:
+    pair = {"key": "log.file.name", "value": text("app.log")}
+    plain = {"body": text("a line\n")}
+    records = of_json(plain, {**plain, "attributes": [pair]}, {**plain, "severityNumber": 9}).records
+    assert records.messages == [None, None, "a line"]
+    assert records.texts[0] == "a line"
+    assert json.loads(records.texts[1]) == {"stream": "stdout", "log": "a line", "log.file.name": "app.log"}
 
 
 @pytest.mark.parametrize(
@@ -116,7 +119,8 @@ def test_the_body_alone_is_the_raw_text() -> None:
     ],
 )  # fmt: skip
 def test_a_body_that_is_no_text_becomes_a_message(body: dict[str, Any] | None, message: str) -> None:
-    assert of_json({"body": body}).records.messages == [message]
+    records = of_json({"body": body}).records
+    assert [records.messages[0] if records.messages[0] is not None else records.texts[0]] == [message]
 
 
 @pytest.mark.parametrize(
@@ -149,16 +153,18 @@ def test_a_request_whose_times_are_whole_seconds_is_not_distinct() -> None:
 def test_an_attribute_with_the_name_of_a_field_does_not_hide_the_field() -> None:
     pair = {"key": "trace_id", "value": text("mine")}
     (raw,) = of_json(
-        {"body": text("a"), "attributes": [pair], "traceId": TRACE, "spanId": SPAN}
+        {"body": text("a"), "severityNumber": 9, "attributes": [pair], "traceId": TRACE, "spanId": SPAN}
     ).records.texts
-    assert json.loads(raw) == {"body": "a", "attributes.trace_id": "mine", "trace_id": TRACE, "span_id": SPAN}
+    assert json.loads(raw) == {
+        "body": "a", "severity": 9, "attributes.trace_id": "mine", "trace_id": TRACE, "span_id": SPAN,
+    }  # fmt: skip
 
 
 def test_lines_of_a_stack_trace_are_joined_within_their_resource() -> None:
     lines = [
         {"body": text(line)} for line in ("ERROR boom", "\tat a.b(C.java:1)", "Caused by: x", "INFO next")
     ]
-    assert of_json(*lines).records.messages == ["ERROR boom\n\tat a.b(C.java:1)\nCaused by: x", "INFO next"]
+    assert of_json(*lines).records.texts == ["ERROR boom\n\tat a.b(C.java:1)\nCaused by: x", "INFO next"]
     other = [
         {"attributes": [{"key": "log.file.path", "value": text(str(i))}], **line}
         for i, line in enumerate(lines)
