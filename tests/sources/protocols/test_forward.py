@@ -151,6 +151,14 @@ def test_sizes_are_bounded_before_and_after_decompression(monkeypatch: pytest.Mo
         framing.feed(msgpack.packb(["tag", bytes(9_000)])[:5_100])
 
 
+def test_memory_is_bounded_where_a_byte_is_a_list() -> None:
+    many = [[[]] * 1_100] * 1_000
+    with pytest.raises(Undecodable, match="lists and maps"):
+        lines_of(["tag", AT, {"a": many}])
+    with pytest.raises(Undecodable, match="1 MiB"):
+        lines_of(["tag", gzip.compress(msgpack.packb([AT, many]) * 2), {"compressed": "gzip"}])
+
+
 def test_a_heartbeat_is_no_message() -> None:
     assert forward_message(None) is None
 
