@@ -29,6 +29,7 @@ from pipeline.workers.intake.app import Service
 from pipeline.workers.intake.door import Door
 from pipeline.workers.intake.http_server import HttpServer
 from pipeline.workers.intake.keys import SenderKeys
+from pipeline.workers.intake.senders import PUSH_S
 from pipeline.workers.liveness import Progress
 from pipeline.workers.sockets import listen_at
 from pipeline.workers.tethered import tether
@@ -85,15 +86,20 @@ async def serve_intake(
         await server.start()
         logger(at=str(server.opened.getsockname()), pid=os.getpid()).info("intake.starts")
     heart.start()
+    senders, due = service.door.senders, loop.time() + PUSH_S
     try:
         while not stop.is_set():
             progress.pulse()
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), PULSE_S)
+            if loop.time() >= due:
+                due = loop.time() + PUSH_S
+                await asyncio.to_thread(senders.push, service.keys.client, settings)
     finally:
         service.door.hurry()
         await asyncio.gather(*(server.stop() for server in servers))
         await service.door.close()
+        await asyncio.to_thread(senders.push, service.keys.client, settings)
         await asyncio.to_thread(heart.leave)
 
 
