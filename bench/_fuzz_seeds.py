@@ -165,6 +165,10 @@ JSON_WORDS = (
     *JSON_VALUES, b"1e400", b"NaN", b"-Infinity", b"9" * 5000, b"[" * 990 + b"]" * 990, b"\\ud800", b',"message":1', b"\xed\xa0\x80", b"\xe2\x80\xa8",
     b"\xf0\x9f\x98\x80", b"\xef\xbb\xbf",
 )  # fmt: skip
+REQUEST_WORDS = (
+    *JSON_WORDS, b"\n", b"\n\n", b"}{", b'{"index":{}}\n', b'{"update":{"_id":"1"}}\n', b"MESSAGE\n\xff\xff\xff\xff\xff\xff\xff\xff", b"\n\tat a.b(C.java:1)",
+    b"Traceback (most recent call last):", b"\xff" * 10, b"\x0a\x00", b"\x12\x00", b"\x80" * 9 + b"\x01", b'"fields":{"log":1}', b"[" * 100_000,
+)  # fmt: skip
 _FIELDS = (
     b"@timestamp", b"message", b"level", b"service", b"kubernetes", b"kubernetes.labels", b"kubernetes.labels.app", b"timestamp", b"workload",
     b"pattern_id", b"template_id", b"anomalous", b"lines", b"", b"a.b", b"_id", b"sort",

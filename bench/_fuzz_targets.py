@@ -16,6 +16,7 @@ from random import Random
 import polars as pl
 from kombu.utils import json as kombu_json
 
+from bench import _fuzz_requests as requests
 from bench import _fuzz_seeds as seeds
 from bench._fuzz_seeds import NOW
 from pipeline.drain.masking.mask_set import MaskSet
@@ -289,6 +290,7 @@ TARGETS = {
         Target(name="stored", run=_alone(_stored), seeds=seeds.stored, words=(b"\xc1", b"\xdd\xff\xff\xff\xff", b"NaN", b"1e999")),
         Target(name="manifest", run=_alone(_manifest), seeds=seeds.manifests, words=(b"NaN", b"1e999", b"[" * 2000, b"9" * 5000)),
         Target(name="weights", run=_alone(_weights), seeds=seeds.weights, words=(b'"shape"', b"[" * 2000, b"99999999999999999999")),
+        Target(name="request", run=_alone(requests.run), seeds=requests.seeds, words=seeds.REQUEST_WORDS),
         Target(name="payload", run=_alone(_payload), seeds=seeds.payloads, words=(b"\xff\xff\xff\x7f", b"\xff" * 8, b"\0" * 8)),
         Target(name="documents", run=_documents, seeds=seeds.documents, words=seeds.JSON_WORDS, made=seeds.document, together=256),
         Target(name="times", run=_times, seeds=seeds.times, words=seeds.TEXT_WORDS, together=1024),

@@ -15,7 +15,18 @@ from typing import Any
 
 from bench._fuzz_child import TRIED, atheris_or_none, keep, unpacked
 
-NAMES = ("message", "stored", "manifest", "weights", "payload", "documents", "times", "framing", "masking")
+NAMES = (
+    "message",
+    "stored",
+    "manifest",
+    "weights",
+    "request",
+    "payload",
+    "documents",
+    "times",
+    "framing",
+    "masking",
+)
 NO_END = 120  # seconds after its time: what then still runs never ends
 
 

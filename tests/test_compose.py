@@ -22,15 +22,16 @@ def test_compose_has_a_service_for_every_role_and_one_image() -> None:
     assert (locks["user"], locks["restart"], locks["profiles"]) == ("root", "no", ["gpu"])
     # The programs that the code can start: worker roles, and the modules that are loops of their own.
     programs = {
-        path.stem
-        for path in (ROOT / "pipeline" / "workers").glob("*.py")
+        path.parent.name if path.stem == "__main__" else path.stem
+        for path in (ROOT / "pipeline" / "workers").rglob("*.py")
         if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
     }
     programs -= {"cpu", "gpu", "train", "tethered"}  # of the roles; the last one ends orphans
     assert workers.keys() == ROLES.keys() | programs | {"beat"}
     for name, service in workers.items():
         module, *rest = service["command"]
-        assert (ROOT / (module.replace(".", "/") + ".py")).exists()
+        place = ROOT / module.replace(".", "/")
+        assert place.with_suffix(".py").exists() or (place / "__main__.py").exists()
         if module == "pipeline.workers.cpu":
             assert rest[0] == name
         assert service.get("profiles", []) == PROFILES.get(name, [])
@@ -41,15 +42,22 @@ PROFILES = {
     **{name: ["gpu"] for name in ("agent", "infer-gpu", "train-gpu")},
     "source": ["opensearch"],
     "flower": ["flower"],
+    "intake": ["intake"],
 }
 
 
 def test_every_setting_reaches_every_service_and_a_user_has_the_last_word() -> None:
     names = {ITEMS[name].variable for name in PUBLIC}
     said = {variable: f"of {variable}" for variable in names} | {"REDIS_PASSWORD": "secret"}
-    found = compose.services([ROOT / "docker-compose.yml"], said, profiles=["gpu", "opensearch", "flower"])
+    found = compose.services(
+        [ROOT / "docker-compose.yml"], said, profiles=["gpu", "opensearch", "flower", "intake"]
+    )
     # A port of a container is open to the others of its network; which one it is, Compose publishes.
-    open_to = {"metrics": {"LOGWEIR_METRICS_ADDRESS"}, "flower": {"LOGWEIR_FLOWER_ADDRESS"}}
+    open_to = {
+        "metrics": {"LOGWEIR_METRICS_ADDRESS"},
+        "flower": {"LOGWEIR_FLOWER_ADDRESS"},
+        "intake": {"LOGWEIR_INTAKE"},
+    }
     for name in found.keys() - {"redis"}:
         environment = found[name].environment
         assert names <= environment.keys()

@@ -38,8 +38,8 @@ def current() -> dict[str, list[str]]:
         "verbs": sorted(verbs),
         "commands": sorted(e.name for e in entry_points(group="console_scripts") if e.name == "logweir"),
         "modules_to_run": sorted(
-            f"pipeline.workers.{path.stem}"
-            for path in (ROOT / "pipeline" / "workers").glob("*.py")
+            f"pipeline.workers.{path.parent.name if path.stem == '__main__' else path.stem}"
+            for path in (ROOT / "pipeline" / "workers").rglob("*.py")
             if "__main__" in path.read_text(encoding="utf-8")
         ),
     }

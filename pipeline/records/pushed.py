@@ -7,13 +7,14 @@ finds the formats and builds the columns of RAW_SCHEMA (sources/pushed.py).
 import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
 from pipeline.errors import BadInput
 from pipeline.records.levels import LEVELS
 
+T = TypeVar("T")
 FIELDS: Final = ("message", "timestamp", "level", "host", "process", "service")
 TEXTS: Final = ("host", "process", "service")
 _FIELD_SET: Final = frozenset(FIELDS)
@@ -120,6 +121,11 @@ class PushedRecords(msgspec.Struct, frozen=True, array_like=True, tag="records")
 
 
 Pushed = PushedLines | PushedRecords
+
+
+def column_of(values: list[T | None]) -> list[T | None] | None:
+    """The values as a column of PushedRecords."""
+    return values if any(value is not None for value in values) else None
 
 
 def pushed(items: Collection[str] | Collection[Mapping[str, Any]]) -> Pushed:

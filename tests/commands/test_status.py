@@ -100,6 +100,7 @@ def test_the_json_of_status_has_the_names_that_programs_read(
         "gpus",
         "flower",
         "metrics",
+        "intake",
         "workers",
         "workloads",
         "results",

@@ -6,7 +6,7 @@ a long answer for that text.
 """
 
 import re
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -26,8 +26,8 @@ class _Target(msgspec.Struct, frozen=True):
 class _Action(msgspec.Struct, frozen=True):
     create: _Target | None = None
     index: _Target | None = None
-    update: msgspec.Raw | None = None
-    delete: msgspec.Raw | None = None
+    update: Any = None
+    delete: Any = None
 
 
 _ACTION: Final = msgspec.json.Decoder(_Action)

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from pipeline.records.levels import level_of
-from pipeline.records.pushed import PushedRecords
+from pipeline.records.pushed import PushedRecords, column_of
 from pipeline.sources.protocols import client_times, workloads
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
 from pipeline.sources.protocols.joining import continuations, heads, joined_text
@@ -101,10 +101,10 @@ def decode_events(body: bytes, hints: Hints) -> Decoded:
     rows = heads(len(events), found)
     records = PushedRecords(
         [None] * len(rows),
-        timestamps=[times[i] for i in rows],
-        levels=[_level(events[i].fields) for i in rows],
-        hosts=[origins[i][3] or None for i in rows],
-        services=[origins[i][1] or origins[i][2] or None for i in rows],
+        timestamps=column_of([times[i] for i in rows]),
+        levels=column_of([_level(events[i].fields) for i in rows]),
+        hosts=column_of([origins[i][3] or None for i in rows]),
+        services=column_of([origins[i][1] or origins[i][2] or None for i in rows]),
         raws=[raws[i] for i in rows],
         workloads=[names[origins[i]] for i in rows],
     )

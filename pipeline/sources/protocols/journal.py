@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from pipeline.records.pushed import PushedRecords
+from pipeline.records.pushed import PushedRecords, column_of
 from pipeline.sources.protocols import client_times, workloads
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
 from pipeline.sources.protocols.joining import continuations, heads, joined_text
@@ -53,12 +53,12 @@ def decode_journal(body: bytes, hints: Hints) -> Decoded:
         names = [workloads.of_program(host, program) for host, program in zip(hosts, programs, strict=True)]
     records = PushedRecords(
         [texts[i] or raw or "" for i, raw in zip(rows, raws, strict=True)],
-        timestamps=[times[i] for i in rows],
-        levels=[_level(entries[i]) for i in rows],
-        hosts=[host or None for host in hosts],
-        processes=[_text(entries[i].get(b"_PID")) or None for i in rows],
-        services=[program or None for program in programs],
-        raws=raws if any(raws) else None,
+        timestamps=column_of([times[i] for i in rows]),
+        levels=column_of([_level(entries[i]) for i in rows]),
+        hosts=column_of([host or None for host in hosts]),
+        processes=column_of([_text(entries[i].get(b"_PID")) or None for i in rows]),
+        services=column_of([program or None for program in programs]),
+        raws=column_of(raws),
         workloads=names,
     )
     return Decoded(records=records, distinct=distinct)

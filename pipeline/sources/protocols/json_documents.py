@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from pipeline.records.pushed import PushedRecords
+from pipeline.records.pushed import PushedRecords, column_of
 from pipeline.sources.protocols import client_times, workloads
 from pipeline.sources.protocols.contract import Decoded, Hints
 from pipeline.sources.protocols.document_fields import (
@@ -51,7 +51,7 @@ def posted_documents(lines: Sequence[str], indices: Sequence[str], hints: Hints)
     return Decoded(
         records=PushedRecords(
             [None] * len(rows),
-            timestamps=[times[i] for i in rows] if any(times) else None,
+            timestamps=column_of([times[i] for i in rows]),
             raws=[raws[i] for i in rows],
             workloads=[names[i] for i in rows],
         ),

@@ -21,11 +21,9 @@ _MAX_OBJECTS: Final = 2_000_000
 # msgspec raises these for text that is not JSON of its type, and for too deep nesting.
 FAULTS: Final = (msgspec.DecodeError, ValueError, OverflowError, RecursionError)
 _ENCODER: Final = msgspec.json.Encoder()
-# An escape of JSON: a whole surrogate pair, half of one, or any other.
-_ESCAPE: Final = re.compile(
-    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
-    re.DOTALL,
-)
+# An escape of half a surrogate pair, or of a whole one, behind an even number of backslashes.
+_HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_SURROGATE: Final = re.compile(rf"(?<!\\)((?:\\\\)*+)(?:({_HIGH}{_LOW})|{_HIGH}|{_LOW})")
 
 
 def read_body(decoder: msgspec.json.Decoder[T], body: bytes | str, noun: str) -> T:
@@ -63,7 +61,7 @@ def mend(body: bytes | str) -> str | None:
     text = body.decode("utf-8", "replace") if isinstance(body, bytes) else body
     mended = text.removeprefix("\ufeff")
     if "\\ud" in mended or "\\uD" in mended:
-        mended = _ESCAPE.sub(lambda escape: r"\ufffd" if escape[1] else escape[0], mended)
+        mended = _SURROGATE.sub(lambda found: found[1] + (found[2] or r"\ufffd"), mended)
     if mended != text:
         return mended
     return mended if isinstance(body, bytes) and "\ufffd" in mended else None

@@ -20,11 +20,11 @@ _OBJECT: Final = msgspec.json.Decoder(DocumentFields)
 
 
 def decode_posted(body: bytes, hints: Hints) -> Decoded:
-    """By the content type and the first character: a client that says nothing sends text."""
+    """By the content type and the first character: curl calls everything a form."""
     start = body[:64].lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
     if start == b"[" and "json" in hints.content_type:
         return decode_array(body, hints)
-    if "json" in hints.content_type:
+    if start == b"{" or "json" in hints.content_type:
         return decode_ndjson(body, hints)
     return decode_text(body, hints)
 

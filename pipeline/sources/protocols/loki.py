@@ -12,15 +12,18 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from pipeline.records.levels import level_of
-from pipeline.records.pushed import LATEST, PushedRecords
+from pipeline.records.pushed import LATEST, PushedRecords, column_of
 from pipeline.sources.protocols import client_times, workloads
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
 from pipeline.sources.protocols.joining import continuations, heads, joined_text
 from pipeline.sources.protocols.json_text import check_count, envelope, read_body, text_form
 from pipeline.sources.protocols.labels import parsed_labels
 from pipeline.sources.protocols.loki_messages import PushRequest
+from pipeline.sources.protocols.nested_fields import check_nested
 
 LOKI_MAX_BYTES: Final = 20 << 20  # of a snappy block when it is unpacked
+_MOST_PAIRS: Final = 1_000
+_ENTRIES: Final = (1, 2)  # streams, entries
 _LEVELS: Final = ("detected_level", "level", "severity", "severity_text")
 _HOSTS: Final = ("host", "hostname", "node_name", "instance")
 _SERVICES: Final = ("service_name", "app", "container", "job")
@@ -108,8 +111,10 @@ def decode_push_json(body: bytes, hints: Hints) -> Decoded:
 
 def decode_push_protobuf(body: bytes, hints: Hints) -> Decoded:
     """A `logproto.PushRequest` in a raw snappy block."""
+    unpacked = _unpacked(body)
+    check_nested(unpacked, _ENTRIES)
     try:
-        request = PushRequest.FromString(_unpacked(body))
+        request = PushRequest.FromString(unpacked)
     except DecodeError as exc:
         raise Undecodable(f"the Loki push is not protobuf of PushRequest: {exc}") from exc
     check_count(len(request.streams))
@@ -157,10 +162,10 @@ def _decoded(found: _Collected, hints: Hints) -> Decoded:
     levels = [level_of(_first(labels, _LEVELS)) for labels in found.labels]
     records = PushedRecords(
         [None] * len(rows),
-        timestamps=[found.times[i] for i in rows],
-        levels=[_level(found.metadata[i]) or levels[streams[i]] for i in rows],
-        hosts=[hosts[streams[i]] for i in rows] if any(hosts) else None,
-        services=[services[streams[i]] for i in rows] if any(services) else None,
+        timestamps=column_of([found.times[i] for i in rows]),
+        levels=column_of([_level(found.metadata[i]) or levels[streams[i]] for i in rows]),
+        hosts=column_of([hosts[streams[i]] for i in rows]),
+        services=column_of([services[streams[i]] for i in rows]),
         raws=[_raw(lines[i], found.metadata[i], found.times[i]) for i in rows],
         workloads=[names[streams[i]] for i in rows],
     )
@@ -190,6 +195,10 @@ def _nanoseconds(values: Sequence[int | str]) -> list[int | None]:
 def _pairs(pairs: Any) -> Mapping[str, str] | None:
     if not pairs:
         return None
+    if len(pairs) > _MOST_PAIRS:
+        raise Undecodable(
+            f"an entry of the Loki push has more than {_MOST_PAIRS:,} pairs of metadata; send fewer"
+        )
     return {p.name.decode("utf-8", "replace"): p.value.decode("utf-8", "replace") for p in pairs}
 
 

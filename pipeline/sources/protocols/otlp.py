@@ -5,9 +5,9 @@ reader of JSON is ten times slower, and takes the hexadecimal ids for base64.
 """
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -19,15 +19,20 @@ from opentelemetry.proto.logs.v1 import logs_pb2
 from opentelemetry.proto.resource.v1 import resource_pb2
 
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
-from pipeline.sources.protocols.json_text import check_count, read_body
+from pipeline.sources.protocols.json_text import read_body
+from pipeline.sources.protocols.nested_fields import check_nested
 from pipeline.sources.protocols.otlp_records import Collected, Entry
 
 _NOUN: Final = "the OTLP request"
+_RECORDS: Final = (1, 2, 2)  # resource_logs, scope_logs, log_records
+T = TypeVar("T")
+_MOST_VALUES: Final = 10_000
 _DEEPEST: Final = 64  # levels of a value; protobuf's own limit is 100 messages, two per level
 
 
 def decode_protobuf(body: bytes, hints: Hints) -> Decoded:
     """A body of `application/x-protobuf`."""
+    check_nested(body, _RECORDS)
     try:
         message = ExportLogsServiceRequest.FromString(body)
     except DecodeError as exc:
@@ -37,13 +42,13 @@ def decode_protobuf(body: bytes, hints: Hints) -> Decoded:
 
 def decode_message(message: ExportLogsServiceRequest, hints: Hints) -> Decoded:
     """A request that is parsed already, as gRPC hands it over."""
-    _check_size(message)
     collected = Collected(hints)
     add = collected.entries.append
     for resource_logs in message.resource_logs:
         origin = collected.origin(_pairs(resource_logs.resource.attributes))
         for scope_logs in resource_logs.scope_logs:
             scope = scope_logs.scope.name
+            collected.expect(len(scope_logs.log_records))
             for record in scope_logs.log_records:
                 body = record.body
                 attributes = record.attributes
@@ -78,6 +83,7 @@ def decode_json(body: bytes, hints: Hints) -> Decoded:
         origin = collected.origin(_json_pairs(resource.attributes if resource else None))
         for scope_logs in resource_logs.scope_logs or ():
             scope = (scope_logs.scope.name if scope_logs.scope else "") or ""
+            collected.expect(len(scope_logs.log_records or ()))
             for record in scope_logs.log_records or ():
                 attributes = record.attributes
                 add(
@@ -100,20 +106,16 @@ def decode_json(body: bytes, hints: Hints) -> Decoded:
 # Values of protobuf
 
 
-def _check_size(message: ExportLogsServiceRequest) -> None:
-    """Before the walk: an empty resource, scope or record takes two bytes of a body, and more here."""
-    check_count(len(message.resource_logs))
-    scopes = records = 0
-    for resource_logs in message.resource_logs:
-        scopes += len(resource_logs.scope_logs)
-        check_count(scopes)
-        records += sum(len(scope_logs.log_records) for scope_logs in resource_logs.scope_logs)
-        check_count(records)
+def _bounded(values: Sequence[T]) -> Sequence[T]:
+    """The values. Raises Undecodable for more than anybody writes; empty ones take two bytes of a body."""
+    if len(values) > _MOST_VALUES:
+        raise Undecodable(f"{_NOUN} has more than {_MOST_VALUES:,} values in one list; send fewer")
+    return values
 
 
-def _pairs(attributes: Iterable[common_pb2.KeyValue]) -> dict[str, Any]:
+def _pairs(attributes: Sequence[common_pb2.KeyValue]) -> dict[str, Any]:
     found = {}
-    for pair in attributes:
+    for pair in _bounded(attributes):
         value = pair.value
         found[pair.key] = value.string_value or _value(value)
     return found
@@ -124,7 +126,7 @@ def _value(value: common_pb2.AnyValue) -> Any:
     if kind is None:
         return None
     if kind == "array_value":
-        return [_value(item) for item in value.array_value.values]
+        return [_value(item) for item in _bounded(value.array_value.values)]
     if kind == "kvlist_value":
         return _pairs(value.kvlist_value.values)
     if kind == "bytes_value":
@@ -241,9 +243,9 @@ def _time(nanos: int | str | None) -> int | str | None:
     return None if nanos in (0, "0", "") else nanos
 
 
-def _json_pairs(pairs: Iterable[_JsonPair] | None, depth: int = 0) -> dict[str, Any]:
+def _json_pairs(pairs: Sequence[_JsonPair] | None, depth: int = 0) -> dict[str, Any]:
     found = {}
-    for pair in pairs or ():
+    for pair in _bounded(pairs or ()):
         value = pair.value
         text = value.string_value if value is not None else None
         found[pair.key] = text if text is not None else _json_value(value, depth)
@@ -258,7 +260,7 @@ def _json_value(value: _JsonValue | None, depth: int = 0) -> Any:
     if depth > _DEEPEST:
         raise Undecodable(f"{_NOUN} has a value of more than {_DEEPEST} levels; send fewer levels")
     if value.array_value is not None:
-        return [_json_value(item, depth + 1) for item in value.array_value.values or ()]
+        return [_json_value(item, depth + 1) for item in _bounded(value.array_value.values or ())]
     if value.kvlist_value is not None:
         return _json_pairs(value.kvlist_value.values, depth + 1)
     if value.int_value is not None:

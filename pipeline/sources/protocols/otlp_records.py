@@ -6,16 +6,15 @@ attributes, trace and span. Session keys are found in that text.
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from pipeline.records.levels import level_of
-from pipeline.records.pushed import PushedRecords
+from pipeline.records.pushed import PushedRecords, column_of
 from pipeline.sources.protocols import client_times, workloads
 from pipeline.sources.protocols.contract import Decoded, Hints
 from pipeline.sources.protocols.joining import continuations, heads, joined_text
 from pipeline.sources.protocols.json_text import check_count, json_of, text_form
 
-T = TypeVar("T")
 # Four numbers per level, from 1; numbers outside stand for no severity.
 _OF_NUMBER: Final = (
     None,
@@ -60,11 +59,12 @@ class Collected:
 
     hints: Hints
     entries: list[Entry] = field(default_factory=list)
-    rejected: int = 0
-    why: str = ""
+    _origins: int = 0
 
     def origin(self, attributes: Mapping[str, Any]) -> Origin:
-        """Of a resource with these attributes."""
+        """Of a resource with these attributes. Raises Undecodable for too many."""
+        self._origins += 1
+        check_count(self._origins)
         texts = {key: text_form(value) for key, value in attributes.items()}
         chosen = self.hints.workload
         hosts = (texts.get(key) for key in ("host.name", "k8s.node.name", "k8s.pod.name"))
@@ -76,10 +76,13 @@ class Collected:
             service=texts.get("service.name") or texts.get("k8s.container.name") or None,
         )
 
+    def expect(self, records: int) -> None:
+        """Raises Undecodable where so many records more would be too many."""
+        check_count(len(self.entries) + records)
+
     def decoded(self) -> Decoded:
-        """All records, stack traces joined. Raises Undecodable for too many."""
+        """All records, stack traces joined."""
         entries = self.entries
-        check_count(len(entries))
         times = [client_times.of_nanoseconds(entry.nanos) for entry in entries]
         distinct = client_times.are_fine(times)
         texts = [entry.body if isinstance(entry.body, str) else None for entry in entries]
@@ -93,23 +96,16 @@ class Collected:
         return Decoded(
             records=PushedRecords(
                 [message for message, _ in pairs],
-                timestamps=_column(times),
-                levels=_column([_level(entry) for entry in entries]),
-                hosts=_column([entry.origin.host for entry in entries]),
-                processes=_column([entry.origin.process for entry in entries]),
-                services=_column([entry.origin.service or entry.scope or None for entry in entries]),
-                raws=_column([raw for _, raw in pairs]),
+                timestamps=column_of(times),
+                levels=column_of([_level(entry) for entry in entries]),
+                hosts=column_of([entry.origin.host for entry in entries]),
+                processes=column_of([entry.origin.process for entry in entries]),
+                services=column_of([entry.origin.service or entry.scope or None for entry in entries]),
+                raws=column_of([raw for _, raw in pairs]),
                 workloads=[entry.origin.workload for entry in entries],
             ),
             distinct=distinct,
-            rejected=self.rejected,
-            why=self.why,
         )
-
-
-def _column(values: list[T | None]) -> list[T | None] | None:
-    """None for a column that no record has."""
-    return values if any(value is not None for value in values) else None
 
 
 def _stream(entry: Entry) -> Hashable:

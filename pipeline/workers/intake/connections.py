@@ -18,7 +18,7 @@ from pipeline.observe import counters as metrics
 from pipeline.sources.protocols.contract import Decoded, Undecodable
 from pipeline.workers.intake.door import Door
 from pipeline.workers.intake.taking import SentBy, seconds_to_next_try
-from pipeline.workers.intake.tls_files import TlsFiles
+from pipeline.workers.sockets import TlsFiles
 
 # A message must end within this time, and a large one must go on by SLOW_BYTES in it.
 SLOW_S: Final = 60.0
@@ -225,6 +225,8 @@ class StreamServer(ABC):
             await self.converse(connection)
         except Undecodable as exc:
             metrics.request_refused(self.protocol)
+            sender = SentBy(protocol=self.protocol, key=self.key, peer=connection.peer)
+            self.door.senders.heard(sender, refused=True)
             logger().warning(
                 "intake_connection_closed", protocol=self.protocol, peer=connection.peer, why=str(exc)
             )

@@ -13,7 +13,7 @@ import struct
 from typing import ClassVar, Final
 
 from pipeline.observe import counters as metrics
-from pipeline.sources.protocols.syslog import SyslogFraming, syslog_records
+from pipeline.sources.protocols.streams.syslog import SyslogFraming, syslog_records
 from pipeline.workers.intake.connections import STOP_S, Connection, StreamServer
 from pipeline.workers.intake.door import Door
 from pipeline.workers.intake.gathering import Gathering

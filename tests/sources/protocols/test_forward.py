@@ -13,9 +13,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.sources.protocols import forward
 from pipeline.sources.protocols.contract import Undecodable
-from pipeline.sources.protocols.forward import (
+from pipeline.sources.protocols.streams import forward
+from pipeline.sources.protocols.streams.forward import (
     ForwardFraming,
     acknowledgement,
     forward_lines,

@@ -1,0 +1,232 @@
+"""OTLP logs in both encodings, as SDKs and collectors write them."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from google.protobuf.json_format import MessageToDict
+from opentelemetry._logs import LogRecord, SeverityNumber
+from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.common.v1 import common_pb2
+from opentelemetry.sdk._logs import Logger, LoggerProvider
+from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
+from opentelemetry.sdk.resources import Resource
+
+from bench._fuzz_requests import NANOS, checked, otlp_request
+from pipeline.records.levels import LEVELS
+from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
+from pipeline.sources.protocols.otlp import decode_json, decode_message, decode_protobuf
+
+TRACE, SPAN = "5b8efff798038103d269b633813fc60c", "eee19b7ec3c1b174"
+
+
+@pytest.fixture
+def sdk() -> Iterator[tuple[Logger, InMemoryLogRecordExporter]]:
+    exporter = InMemoryLogRecordExporter()
+    provider = LoggerProvider(
+        resource=Resource({"service.name": "cart", "service.namespace": "shop", "host.name": "h1"})
+    )
+    provider.add_log_record_processor(SimpleLogRecordProcessor(exporter))
+    yield provider.get_logger("shop.cart"), exporter  # type: ignore[misc]
+    provider.shutdown()
+
+
+def of_json(*records: dict[str, Any], **hints: str) -> Decoded:
+    body = {"resourceLogs": [{"scopeLogs": [{"logRecords": records}]}]}
+    return checked(decode_json(json.dumps(body).encode(), Hints(**hints)))
+
+
+def text(value: str) -> dict[str, str]:
+    return {"stringValue": value}
+
+
+def test_a_record_of_the_sdk_arrives_with_all_it_says(sdk: tuple[Logger, InMemoryLogRecordExporter]) -> None:
+    logger, exporter = sdk
+    logger.emit(
+        LogRecord(
+            timestamp=NANOS,
+            severity_number=SeverityNumber.ERROR,
+            severity_text="ERROR",
+            body="disk full",
+            attributes={"code.line.number": 42, "tags": ["a", "b"], "more": {"ok": True}},
+        )
+    )
+    body = encode_logs(exporter.get_finished_logs()).SerializeToString()
+    decoded = checked(decode_protobuf(body, Hints()))
+    records = decoded.records
+    assert records.messages == ["disk full"]
+    assert json.loads(records.texts[0]) == {
+        "body": "disk full", "severity": "ERROR", "code.line.number": 42, "tags": ["a", "b"], "more": {"ok": True},
+    }  # fmt: skip
+    assert (records.timestamps, records.levels) == ([NANOS // 1000], ["error"])
+    assert (records.workloads, records.hosts, records.services) == (["shop/cart"], ["h1"], ["cart"])
+    assert decoded.distinct
+
+
+def test_the_stack_trace_of_an_exception_ends_the_message(
+    sdk: tuple[Logger, InMemoryLogRecordExporter],
+) -> None:
+    logger, exporter = sdk
+    try:
+        raise ValueError(7)
+    except ValueError as exc:
+        logger.emit(body="failed", exception=exc)
+    message = decode_message(encode_logs(exporter.get_finished_logs()), Hints()).records.messages[0]
+    assert message is not None
+    assert message.startswith("failed\nTraceback (most recent call last):\n")
+    assert message.endswith("ValueError: 7")
+
+
+def test_both_encodings_of_a_request_are_the_same_records() -> None:
+    request = otlp_request()
+    ratio = request.resource_logs[0].scope_logs[0].log_records[0].attributes[1]
+    ratio.value.double_value = 0.5
+    message: dict[str, Any] = MessageToDict(request, use_integers_for_enums=True)
+    for record in message["resourceLogs"][0]["scopeLogs"][0]["logRecords"]:
+        for key in ("traceId", "spanId"):  # in hex, unlike all other bytes
+            if key in record:
+                number = bytes(range(1, 17 if key == "traceId" else 9))
+                record[key] = number.hex().upper()
+    of_protobuf = checked(decode_protobuf(request.SerializeToString(), Hints()))
+    assert decode_json(json.dumps(message).encode(), Hints()) == of_protobuf
+    assert '"trace_id":"0102030405060708090a0b0c0d0e0f10"' in of_protobuf.records.texts[0]
+
+
+def test_the_body_alone_is_the_raw_text() -> None:
+    records = of_json({"body": text("a line\n")}, {"body": text("b")}).records
+    assert records.messages == ["a line", "b"]
+    assert records.texts == ["a line\n", "b"]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"kvlistValue": {"values": [{"key": "msg", "value": text("a")}, {"key": "k", "value": {"intValue": 1}}]}}, "a"),
+        ({"kvlistValue": {"values": [{"key": "event", "value": text("a")}]}}, "a"),
+        ({"kvlistValue": {"values": [{"key": "k", "value": {"intValue": "1"}}]}}, '{"k":1}'),
+        ({"arrayValue": {"values": [{"intValue": 1}, None, {}]}}, "[1,null,null]"),
+        ({"boolValue": False}, "false"),
+        ({"intValue": "not a number"}, "not a number"),
+        ({"doubleValue": "Infinity"}, "Infinity"),
+        ({"bytesValue": "/wA="}, "/wA="),
+        ({}, ""),
+        (None, ""),
+    ],
+)  # fmt: skip
+def test_a_body_that_is_no_text_becomes_a_message(body: dict[str, Any] | None, message: str) -> None:
+    assert of_json({"body": body}).records.messages == [message]
+
+
+@pytest.mark.parametrize(
+    ("number", "word", "level"),
+    [(1, "", "trace"), (4, "", "trace"), (5, "", "debug"), (9, "", "info"), (13, "", "warning"), (17, "", "error"),
+     (20, "INFO", "error"), (21, "", "fatal"), (24, "", "fatal"), (25, "Warning", "warning"), (0, "NOTICE", "notice"),
+     (0, "whatever", None), (0, "", None), (-1, "", None)],
+)  # fmt: skip
+def test_the_number_of_a_severity_wins_over_its_word(number: int, word: str, level: str | None) -> None:
+    levels = of_json({"severityNumber": number, "severityText": word, "body": text("a")}).records.levels
+    assert (levels or [None])[0] == level
+    assert level is None or level in LEVELS
+
+
+def test_the_time_is_that_of_the_record_else_that_of_its_observation_else_none() -> None:
+    decoded = of_json(
+        {"timeUnixNano": str(NANOS), "observedTimeUnixNano": "1"},
+        {"timeUnixNano": "0", "observedTimeUnixNano": NANOS},
+        {"timeUnixNano": "soon"},
+    )
+    assert decoded.records.timestamps == [NANOS // 1000, NANOS // 1000, None]
+    assert not decoded.distinct
+
+
+def test_a_request_whose_times_are_whole_seconds_is_not_distinct() -> None:
+    assert of_json({"timeUnixNano": NANOS}).distinct
+    assert not of_json({"timeUnixNano": NANOS // 10**9 * 10**9}).distinct
+
+
+def test_an_attribute_with_the_name_of_a_field_does_not_hide_the_field() -> None:
+    pair = {"key": "trace_id", "value": text("mine")}
+    (raw,) = of_json(
+        {"body": text("a"), "attributes": [pair], "traceId": TRACE, "spanId": SPAN}
+    ).records.texts
+    assert json.loads(raw) == {"body": "a", "attributes.trace_id": "mine", "trace_id": TRACE, "span_id": SPAN}
+
+
+def test_lines_of_a_stack_trace_are_joined_within_their_resource() -> None:
+    lines = [
+        {"body": text(line)} for line in ("ERROR boom", "\tat a.b(C.java:1)", "Caused by: x", "INFO next")
+    ]
+    assert of_json(*lines).records.messages == ["ERROR boom\n\tat a.b(C.java:1)\nCaused by: x", "INFO next"]
+    other = [
+        {"attributes": [{"key": "log.file.path", "value": text(str(i))}], **line}
+        for i, line in enumerate(lines)
+    ]
+    assert len(of_json(*other).records.messages) == 4
+
+
+def test_the_workload_of_the_request_wins() -> None:
+    assert of_json({"body": text("a")}, workload="shop/cart").records.workloads == ["shop/cart"]
+    assert of_json({"body": text("a")}).records.workloads == ["unknown_service"]
+
+
+@pytest.mark.parametrize(
+    "body", [b"{}", b'{"resourceLogs":[]}', b'{"resourceLogs":[{"scopeLogs":[{}]}],"new":[1]}']
+)
+def test_an_empty_request_is_a_success(body: bytes) -> None:
+    assert decode_json(body, Hints()).records.height == 0
+    assert decode_protobuf(b"", Hints()).records.height == 0
+
+
+def test_bytes_that_are_not_utf_8_are_replaced_in_texts_and_stay_in_ids() -> None:
+    request = otlp_request()
+    record = request.resource_logs[0].scope_logs[0].log_records[0]
+    record.trace_id = b"\xff" * 16
+    record.attributes.add(key="odd").value.array_value.values.add().string_value = "caf@"
+    body = request.SerializeToString().replace(b"disk full", b"disk f\xff\xfel").replace(b"caf@", b"caf\xe9")
+    with pytest.raises(Exception, match="UTF-8"):
+        ExportLogsServiceRequest.FromString(body)
+    records = checked(decode_protobuf(body, Hints())).records
+    raw = json.loads(records.texts[0])
+    assert raw["body"] == "disk f\ufffd\ufffdl"
+    assert (raw["odd"], raw["trace_id"], raw["data"]) == (["caf\ufffd"], "ff" * 16, "/wA=")
+
+
+def test_an_array_of_json_is_refused_with_the_setting_of_vector() -> None:
+    with pytest.raises(Undecodable, match="codec otlp"):
+        decode_json(b' [{"a":1}]', Hints())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"7", b'{"resourceLogs":7}', b'{"resourceLogs":[{"scopeLogs":[{"logRecords":[{"severityNumber":[]}]}]}]}',
+     b'{"resourceLogs":NaN}', b'{1:2}', b'{"x":' + b"9" * 5000 + b'"}'],
+)  # fmt: skip
+def test_a_body_that_is_not_otlp_is_undecodable(body: bytes) -> None:
+    with pytest.raises(Undecodable, match="the OTLP request"):
+        decode_json(body, Hints())
+    with pytest.raises(Undecodable, match="the OTLP request"):
+        decode_protobuf(b"\x0a\xff\x01" + body, Hints())
+
+
+def test_values_are_bounded_in_number() -> None:
+    many = [{}] * 10_001
+    for record in ({"attributes": many}, {"body": {"arrayValue": {"values": many}}}):
+        with pytest.raises(Undecodable, match="more than 10,000 values"):
+            of_json(record)
+    request = otlp_request()
+    request.resource_logs[0].resource.attributes.extend([common_pb2.KeyValue()] * 10_001)
+    with pytest.raises(Undecodable, match="more than 10,000 values"):
+        decode_message(request, Hints())
+
+
+def test_values_are_bounded_in_depth() -> None:
+    deep: dict[str, Any] = text("a")
+    for _ in range(60):
+        deep = {"arrayValue": {"values": [deep]}}
+    assert of_json({"body": deep}).records.height == 1
+    for _ in range(60):
+        deep = {"arrayValue": {"values": [deep]}}
+    with pytest.raises(Undecodable, match="levels"):
+        of_json({"body": deep})
