@@ -197,12 +197,12 @@ class StreamServer(ABC):
     def begin(self, connection: Connection) -> None:
         """A client has connected."""
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = min(MOST_CONNECTIONS, files - _OTHER_FILES)
-        if len(self._connections) >= most:
+        limit = min(MOST_CONNECTIONS, files - _OTHER_FILES)
+        if len(self._connections) >= limit:
             connection.abort()
             if time.monotonic() - self._warned >= _QUIET_S:
                 self._warned = time.monotonic()
-                logger().warning("intake_connections_full", protocol=self.protocol, most=most)
+                logger().warning("intake_connections_full", protocol=self.protocol, most=limit)
             return
         task = asyncio.get_running_loop().create_task(self._serve(connection))
         self._connections[connection] = task
