@@ -72,6 +72,7 @@ VERBS: Final = (
     ),
     Verb("intake", "intake.verb", flags.intake, "where shippers send lines, and how each of them does"),
     Verb("keys", "intake.keys", flags.keys, "who may send to the intake"),
+    Verb("senders", "intake.senders", None, "who sends to the intake, how much, and who has gone silent"),
     Verb("watch", "watch", flags.watch, "whose logs get models by themselves"),
     Verb(
         "train",

@@ -10,6 +10,7 @@ from typing import Any, Final
 from pipeline.gpu.leasing.pool_ledger import PoolLedger
 from pipeline.gpu.policy.fairness import parse_tenants
 from pipeline.gpu.values import TENANT, LeaseKind, LeaseMode
+from pipeline.ledger.intake import MAX_IDENTITIES
 from pipeline.messages.routing import QUEUE_DRAIN, all_queues, both
 from pipeline.observe.counters import OTHER, ROLES, STAGES, Meter, MeterKind
 from pipeline.redis.connection import text_map
@@ -59,6 +60,13 @@ DEAD: Final = _gauge("dead_batches", "Dead letters.")
 DEAD_BYTES: Final = _gauge("dead_bytes", "Payloads of dead letters.")
 DEAD_LIMIT: Final = _gauge("dead_limit_bytes", "Payloads of dead letters at which accept says full.")
 CLOSED: Final = _gauge("door_closed", "1 while an operator lets nothing in (`logweir drain`).")
+IDENTITIES: Final = _gauge("intake_identities", "Requests to the intake that a retry would be compared with.")
+IDENTITIES_MAX: Final = _gauge(
+    "intake_identities_max", "The most that there may be; then the oldest go early."
+)
+IDENTITIES_EARLY: Final = _counter(
+    "intake_identities_early_total", "Times when the older half was forgotten before ten minutes were over."
+)
 WORKERS: Final = _gauge("workers", "Worker processes that live.", role=ROLES)
 LEADER: Final = _gauge(
     "drain_leader", "1 while every drain shard with work has a writer that holds its lease."
@@ -110,6 +118,7 @@ def set_local(values: Values, settings: Settings) -> None:
     set_value(values, LIMIT_BATCHES, settings.internal.max_pending_batches)
     set_value(values, LIMIT_BYTES, settings.intake.max_pending_mib * 2**20)
     set_value(values, DEAD_LIMIT, settings.intake.max_dead_mib * 2**20)
+    set_value(values, IDENTITIES_MAX, 2 * MAX_IDENTITIES)
     set_value(values, MODEL_MAX, settings.train.retrain_age_s)
     for place, path in (("data", settings.data.dir), ("results", settings.data.results)):
         with suppress(OSError):
@@ -142,6 +151,8 @@ def _set_in_flight(values: Values, found: Answers, shards: int) -> None:
     for stage in STAGES:
         set_value(values, PENDING, int(counts.get(f"stage:{stage}", 0)), stage)
     set_value(values, PENDING_BYTES, int(counts.get("bytes", 0)))
+    set_value(values, IDENTITIES, sum(found["identities", slot] or 0 for slot in ("young", "old")))
+    set_value(values, IDENTITIES_EARLY, int(counts.get("identities_early", 0)))
     set_value(values, DEAD_BYTES, int(counts.get("dead_bytes", 0)))
     set_value(values, DEAD, found["dead"] or 0)
     set_value(values, WARMING, found["warming"] or 0)

@@ -148,6 +148,8 @@ class Scrape:
         ask("dead", "ZCARD", k.dead)
         ask("warming", "ZCARD", k.warming)
         ask("closed", "EXISTS", k.closed)
+        for slot in ("young", "old"):
+            ask(("identities", slot), "HLEN", k.intake(slot))
         ask("trouble", "GET", k.trouble)
         for shard in range(self.settings.drain.shards):
             lease = k.lease(of_shard(DRAIN, shard))

@@ -39,6 +39,7 @@ from pipeline.tasks.step import perform
 from pipeline.workers import agent, roles, sockets, source
 from pipeline.workers import metrics as exporter_process
 from pipeline.workers.gauges import LINES_TOTAL, SHOWN
+from pipeline.workers.intake import server as intake_process
 from pipeline.workers.scrape import Scrape
 from pipeline.workers.stack.private_redis import PrivateRedis
 
@@ -325,7 +326,7 @@ def test_who_leads_who_works_and_what_is_wrong_is_told(client: "redis.Redis", se
 
 
 def test_the_labels_know_every_role_and_every_stage() -> None:
-    others = {"beat", agent.ROLE, exporter_process.ROLE, source.ROLE}
+    others = {"beat", agent.ROLE, exporter_process.ROLE, intake_process.ROLE, source.ROLE}
     assert set(metrics.ROLES) == {*roles.ROLES, *others, metrics.OTHER}
     assert tuple(Stage) == metrics.STAGES
 
@@ -429,7 +430,12 @@ def test_the_exporter_answers_whatever_redis_does(tmp_path: Path) -> None:
                 "disk_size_bytes",
                 "model_max_age_seconds",
             }
-            limits = {"pending_limit_batches", "pending_limit_bytes", "dead_limit_bytes"}
+            limits = {
+                "pending_limit_batches",
+                "pending_limit_bytes",
+                "dead_limit_bytes",
+                "intake_identities_max",
+            }
             assert {name for name, _ in samples} == {f"logweir_{name}" for name in local | limits}
             status, reason = seen.get("/readyz")
             assert status == 503 and "Redis does not answer" in reason and str(tmp_path) not in reason

@@ -70,10 +70,11 @@ class Exchange:
         self.service, self.listener, self.dialect = service, listener, dialect
 
     async def __call__(self, request: Request) -> Response:
-        hints = _hints(request)
+        hints, name = _hints(request), ""
         try:
             with self.service.room.shared() as share:
                 key = await self._key(hints.headers)
+                name = key.name if key else ""
                 if key is not None and key.workload:
                     hints = _with_workload(hints, key.workload)
                 encoding = hints.headers.get("content-encoding", "identity").strip().lower()
@@ -87,6 +88,8 @@ class Exchange:
         except RequestRefused as refused:
             if refused.kind not in (Refusal.FULL, Refusal.AWAY, Refusal.CONFLICT):
                 metrics.request_refused(self.dialect.protocol)
+                sender = SentBy(protocol=self.dialect.protocol, key=name, peer=hints.peer)
+                self.service.door.senders.heard(sender, refused=True)
             return self.dialect.refused(hints, refused)
         except ClientDisconnect:
             return Response(status_code=400)  # nobody reads it

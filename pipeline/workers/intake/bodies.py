@@ -1,6 +1,7 @@
 """Bodies of requests: read within a time, decompressed within a size, in memory that all requests share."""
 
 import asyncio
+import gzip
 import io
 import zlib
 from collections.abc import AsyncIterator, Iterator
@@ -18,7 +19,7 @@ SLOW_S: Final = 30.0  # for a whole body
 HELD_BYTES: Final = 128 << 20  # of bodies that are read or decoded at a time
 ENCODINGS: Final = ("identity", "gzip", "deflate", "zstd")
 _STEP: Final = 1 << 20
-_GZIP, _ZLIB, _RAW = 31, 15, -15  # window bits of zlib
+_ZLIB, _RAW = 15, -15  # window bits of zlib
 
 
 class Room:
@@ -104,16 +105,18 @@ def decompressed(body: bytes, encoding: str) -> bytes:
             ) as reader:
                 return _bounded(reader)
         if encoding == "gzip":
-            return _inflated(body, _GZIP)
+            # Members cost what they hold: a decompressor of each would copy all that follows it.
+            with gzip.GzipFile(fileobj=io.BytesIO(body)) as members:
+                return _bounded(members)
         try:
             return _inflated(body, _ZLIB)
         except zlib.error:
             return _inflated(body, _RAW)  # some clients leave the header of zlib out
-    except (zlib.error, zstandard.ZstdError, EOFError) as exc:
+    except (zlib.error, gzip.BadGzipFile, zstandard.ZstdError, EOFError) as exc:
         raise RequestRefused(Refusal.UNDECODABLE, f"the body is no {encoding} ({exc})") from None
 
 
-def _bounded(reader: "zstandard.ZstdDecompressionReader") -> bytes:
+def _bounded(reader: "gzip.GzipFile | zstandard.ZstdDecompressionReader") -> bytes:
     plain = bytearray()
     while piece := reader.read(_STEP):
         plain += piece
@@ -123,14 +126,10 @@ def _bounded(reader: "zstandard.ZstdDecompressionReader") -> bytes:
 
 
 def _inflated(body: bytes, window: int) -> bytes:
-    """Every member of the stream."""
-    plain = bytearray()
-    while body:
-        stream = zlib.decompressobj(window)
-        plain += stream.decompress(body, MAX_BODY - len(plain) + 1)
-        if len(plain) > MAX_BODY:
-            raise too_large(MAX_BODY)
-        if not stream.eof:
-            raise EOFError("it is cut off")
-        body = stream.unused_data
-    return bytes(plain)
+    stream = zlib.decompressobj(window)
+    plain = stream.decompress(body, MAX_BODY + 1)
+    if len(plain) > MAX_BODY:
+        raise too_large(MAX_BODY)
+    if not stream.eof:
+        raise EOFError("it is cut off")
+    return plain

@@ -23,6 +23,7 @@ from pipeline.records.pushed import PushedRecords
 from pipeline.sources.protocols.contract import Decoded, Undecodable
 from pipeline.workers.intake.batches import NAMELESS, take_rows, window_batches
 from pipeline.workers.intake.identity import told_apart
+from pipeline.workers.intake.senders import SenderCounts
 from pipeline.workers.intake.taking import SentBy
 
 WINDOW_S: Final = 0.25  # between two commits, unless a window is full sooner
@@ -62,8 +63,9 @@ class _Waiting:
 class Door:
     """Takes decoded requests in. Belongs to the event loop that calls `take`."""
 
-    def __init__(self, producer: Producer) -> None:
+    def __init__(self, producer: Producer, senders: SenderCounts | None = None) -> None:
         self.producer = producer
+        self.senders = senders or SenderCounts()
         self.held = 0  # bytes of undecided requests
         self._windows: dict[int, _Window] = {}  # by the producer of a cell
 
@@ -94,6 +96,11 @@ class Door:
         finally:
             lines = records.lines if outcome in ("accepted", "duplicate") and records.height else 0
             metrics.request_ended(sender.protocol, outcome, lines, size, loop.time() - began)
+            duplicate = outcome == "duplicate"
+            in_now = outcome in ("accepted", "duplicate")
+            self.senders.heard(
+                sender, lines=0 if duplicate else lines, refused=not in_now, duplicate=duplicate
+            )
         return answer
 
     async def _taken(self, records: PushedRecords, size: int, identity: RequestIdentity) -> Accepted | Full:

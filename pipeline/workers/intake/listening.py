@@ -20,7 +20,7 @@ from pipeline.workers.intake.keys import SenderKey
 from pipeline.workers.intake.refusals import Refusal, RequestRefused
 from pipeline.workers.intake.relp_server import RelpServer
 from pipeline.workers.intake.syslog_server import SyslogDatagrams, SyslogServer
-from pipeline.workers.intake.tls_files import TlsFiles
+from pipeline.workers.sockets import TlsFiles
 
 
 class IntakeServer(Protocol):

@@ -30,6 +30,7 @@ from pipeline.workers.intake.app import Service
 from pipeline.workers.intake.door import Door
 from pipeline.workers.intake.keys import SenderKeys
 from pipeline.workers.intake.listening import IntakeServer, server_of
+from pipeline.workers.intake.senders import PUSH_S
 from pipeline.workers.liveness import Progress
 from pipeline.workers.sockets import listener_socket
 from pipeline.workers.tethered import tether
@@ -90,15 +91,20 @@ async def serve_intake(
         await server.start()
         logger(at=address, pid=os.getpid()).info("intake.starts")
     heart.start()
+    senders, due = service.door.senders, loop.time() + PUSH_S
     try:
         while not stop.is_set():
             progress.pulse()
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), PULSE_S)
+            if loop.time() >= due:
+                due = loop.time() + PUSH_S
+                await asyncio.to_thread(senders.push, service.keys.client, settings)
     finally:
         service.door.hurry()
         await asyncio.gather(*(server.stop() for server in servers.values()))
         await service.door.close()
+        await asyncio.to_thread(senders.push, service.keys.client, settings)
         await asyncio.to_thread(heart.leave)
 
 

@@ -1,0 +1,117 @@
+"""Who sends to the intake: lines, refusals and the last sign of each sender, in Redis for a month.
+
+A process counts in memory and adds its counts every few seconds. Redis being away loses none of them, up to
+the bound of senders.
+"""
+
+import json
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+import redis
+
+from pipeline.errors import RedisUnavailable
+from pipeline.redis.connection import answering, text_map
+from pipeline.redis.keys import Keys
+from pipeline.redis.scripts import Scripts
+from pipeline.settings import Settings
+from pipeline.workers.intake.taking import SentBy
+
+MAX_SENDERS: Final = 1_000
+KEEP_S: Final = 30 * 86_400
+PUSH_S: Final = 5.0
+_SEPARATOR: Final = "\x1f"  # no name of a key has it, and no address
+
+
+@dataclass(slots=True)
+class _Counts:
+    lines: int = 0
+    requests: int = 0
+    refused: int = 0
+    duplicates: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeardSender:
+    """One sender as Redis knows it. `duplicates`: requests that were in already."""
+
+    protocol: str
+    key: str
+    peer: str
+    lines: int
+    requests: int
+    refused: int
+    duplicates: int
+    first: datetime
+    last: datetime
+
+
+class SenderCounts:
+    """What this process has counted since the last push. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._counts: dict[SentBy, _Counts] = {}
+        self._lock = threading.Lock()
+
+    def heard(
+        self, sender: SentBy, *, lines: int = 0, refused: bool = False, duplicate: bool = False
+    ) -> None:
+        """One more request."""
+        with self._lock:
+            if sender not in self._counts and len(self._counts) >= MAX_SENDERS:
+                return
+            counts = self._counts.setdefault(sender, _Counts())
+            counts.lines += lines
+            counts.requests += 1
+            counts.refused += refused
+            counts.duplicates += duplicate
+
+    def push(self, client: "redis.Redis", settings: Settings) -> None:
+        """Add them to Redis. What could not be added stays for the next push."""
+        with self._lock:
+            taken, self._counts = self._counts, {}
+        if not taken:
+            return
+        named = [
+            argument
+            for sender, c in taken.items()
+            for argument in (_name(sender), c.lines, c.requests, c.refused, c.duplicates)
+        ]
+        try:
+            Scripts(client).run(
+                "intake/heard", [Keys(settings.redis.key_prefix).senders], [MAX_SENDERS, KEEP_S, *named]
+            )
+        except (RedisUnavailable, redis.RedisError):
+            with self._lock:
+                for sender, c in taken.items():
+                    now = self._counts.setdefault(sender, _Counts())
+                    now.lines += c.lines
+                    now.requests += c.requests
+                    now.refused += c.refused
+                    now.duplicates += c.duplicates
+
+
+def read_senders(client: "redis.Redis", settings: Settings) -> Sequence[HeardSender]:
+    """All senders, the one that was heard last first. Raises RedisUnavailable."""
+    with answering():
+        raw = text_map(client.hgetall(Keys(settings.redis.key_prefix).senders))
+    found = []
+    for name, text in raw.items():
+        with suppress(ValueError):
+            protocol, key, peer = name.split(_SEPARATOR)
+            facts = {field: int(value) for field, value in json.loads(text).items()}
+            first, last = (_moment(facts.pop(field)) for field in ("first_ms", "last_ms"))
+            found.append(HeardSender(protocol=protocol, key=key, peer=peer, first=first, last=last, **facts))
+    return sorted(found, key=lambda sender: sender.last, reverse=True)
+
+
+def _moment(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+def _name(sender: SentBy) -> str:
+    return _SEPARATOR.join((sender.protocol, sender.key, sender.peer))

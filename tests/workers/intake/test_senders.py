@@ -1,0 +1,83 @@
+"""Who sends: counted by each process, added up in Redis, bounded there."""
+
+import json
+
+import pytest
+import redis
+from command_line import Verb
+from intake_process import running_intake
+
+from pipeline.redis.connection import connect
+from pipeline.settings import Settings
+from pipeline.workers.intake import senders as senders_module
+from pipeline.workers.intake.senders import SenderCounts, read_senders
+from pipeline.workers.intake.taking import SentBy
+
+
+def sender(peer: str) -> SentBy:
+    return SentBy(protocol="otlp", key="web", peer=peer)
+
+
+def test_counts_of_several_processes_add_up(settings: Settings) -> None:
+    client = connect(settings)
+    for lines in (3, 4):
+        counts = SenderCounts()
+        counts.heard(sender("10.0.0.1"), lines=lines)
+        counts.heard(sender("10.0.0.1"), refused=True)
+        counts.push(client, settings)
+        counts.push(client, settings)  # nothing is left to add
+    (found,) = read_senders(client, settings)
+    assert (found.lines, found.requests, found.refused, found.duplicates) == (7, 4, 2, 0)
+    assert found.first <= found.last and (found.protocol, found.key, found.peer) == (
+        "otlp",
+        "web",
+        "10.0.0.1",
+    )
+
+
+def test_the_sender_that_was_silent_for_longest_makes_room(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(senders_module, "MAX_SENDERS", 2)
+    client = connect(settings)
+    for peer in ("a", "b", "a", "c"):
+        counts = SenderCounts()
+        counts.heard(sender(peer))
+        before = client.time()
+        while client.time()[1] // 2_000 == before[1] // 2_000:  # type: ignore[index]
+            pass  # the clock of Redis has to go on by a millisecond
+        counts.push(client, settings)
+    assert {found.peer for found in read_senders(client, settings)} == {"a", "c"}
+
+
+def test_counts_survive_a_redis_that_is_away(settings: Settings) -> None:
+    counts = SenderCounts()
+    counts.heard(sender("a"), lines=2)
+    counts.push(redis.Redis(port=1), settings)
+    counts.heard(sender("a"), lines=3)
+    counts.push(connect(settings), settings)
+    assert [found.lines for found in read_senders(connect(settings), settings)] == [5]
+
+
+def test_the_verb_shows_senders_of_a_process_with_what_became_of_their_requests(
+    settings: Settings, logweir: Verb
+) -> None:
+    assert "nobody has sent" in logweir("senders").out
+    with running_intake(settings) as intake:
+        for _ in range(2):
+            intake.ask("/lines?workload=a", b"x\ny", Idempotency_Key="k")
+        intake.ask("/v1/logs", b"\xff", Content_Type="application/x-protobuf")
+    facts = {f["protocol"]: f for f in json.loads(logweir("senders", "--json").out)}
+    assert [facts["lines"][name] for name in ("peer", "lines", "requests", "duplicates")] == [
+        "127.0.0.1",
+        2,
+        2,
+        1,
+    ]
+    assert (facts["otlp"]["refused"], facts["otlp"]["lines"]) == (1, 0)
+    assert "127.0.0.1" in logweir("senders").out
+    keys = {
+        name.decode() for name in connect(settings).hgetall(f"{{{settings.redis.key_prefix}}}:metrics:intake")
+    }
+    assert "logweir_intake_requests_total|protocol=lines|outcome=duplicate" in keys
+    assert "logweir_intake_requests_total|protocol=otlp|outcome=refused" in keys
