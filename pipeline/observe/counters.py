@@ -176,6 +176,16 @@ REQUEST_SECONDS: Final = Meter(
     labels={"protocol": PROTOCOLS},
     buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
 )
+MESSAGES_DROPPED: Final = Meter(
+    name="logweir_intake_dropped_total",
+    about="Datagrams for which there was no room, in the intake or in the kernel's buffer before it.",
+    labels={"protocol": PROTOCOLS},
+)
+MESSAGES_SHORTENED: Final = Meter(
+    name="logweir_intake_shortened_total",
+    about="Messages longer than 64 KiB, stored without their end.",
+    labels={"protocol": PROTOCOLS},
+)
 METERS: Final = tuple(value for value in list(globals().values()) if isinstance(value, Meter))
 
 
@@ -263,6 +273,16 @@ def request_ended(protocol: str, outcome: str, lines: int, size: int, seconds: f
 def request_refused(protocol: str) -> None:
     """A request was refused before its records were known."""
     _count(REQUESTS_TOTAL, 1, protocol, "refused")
+
+
+def messages_dropped(protocol: str, count: int) -> None:
+    """So many messages were lost because there was no room for them."""
+    _count(MESSAGES_DROPPED, count, protocol)
+
+
+def messages_shortened(protocol: str, count: int) -> None:
+    """So many messages lost their end."""
+    _count(MESSAGES_SHORTENED, count, protocol)
 
 
 def started(role: str) -> None:

@@ -16,18 +16,27 @@ PORTS: Final = {
     "relp": 2514, "relps": 2515, "forward": 24224, "forwards": 24225,
 }  # fmt: skip
 ENCRYPTED: Final = frozenset({"https", "grpcs", "syslog+tls", "relps", "forwards"})
+CERTIFICATES: Final = frozenset({"cert", "key", "ca"})
+FILES: Final = (*sorted(CERTIFICATES), "secret")
+# Protocols whose senders show a key of `logweir keys` with each request.
+KEYED: Final = frozenset({"http", "https", "grpc", "grpcs"})
 DEFAULT: Final = "http://127.0.0.1:4318"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
-    """One address. `cert` and `key`: PEM files, where the scheme is encrypted."""
+    """One address. `cert` and `key`: PEM files, where the scheme is encrypted.
+
+    `ca`: only clients with a certificate of this CA may send. `secret`: the file of forward's shared key.
+    """
 
     scheme: str
     host: str
     port: int
     cert: Path | None = None
     key: Path | None = None
+    ca: Path | None = None
+    secret: Path | None = None
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -40,12 +49,19 @@ class Listener:
             query = dict(parse_qsl(url.query, strict_parsing=bool(url.query)))
         except ValueError:
             raise ValueError(f"intake {text!r} is no address; write it like {DEFAULT}") from None
-        files = {name: Path(query.pop(name)) for name in ("cert", "key") if name in query}
+        files = {name: Path(query.pop(name)) for name in FILES if name in query}
         if not url.hostname or url.path.strip("/") or query or url.username is not None:
             raise ValueError(f"intake {text!r} is no address of a listener; write it like {DEFAULT}")
-        if (url.scheme in ENCRYPTED) != (len(files) == 2):
-            wanted = "needs ?cert=FILE&key=FILE" if url.scheme in ENCRYPTED else "takes no certificate"
+        encrypted = url.scheme in ENCRYPTED
+        if encrypted != ({"cert", "key"} <= files.keys()) or (files.keys() & CERTIFICATES and not encrypted):
+            wanted = "needs ?cert=FILE&key=FILE" if encrypted else "takes no certificate"
             raise ValueError(f"intake {text!r}: {url.scheme} {wanted}")
+        if "secret" in files and not url.scheme.startswith("forward"):
+            raise ValueError(f"intake {text!r}: {url.scheme} has no shared secret; that is of forward")
+        if "ca" in files and url.scheme == "https":
+            raise ValueError(
+                f"intake {text!r}: https asks for no certificate of clients; make a key for each"
+            )
         return cls(scheme=url.scheme, host=url.hostname, port=port, **files)
 
     @property
@@ -66,9 +82,20 @@ class Listener:
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        files = {name: str(path) for name, path in (("cert", self.cert), ("key", self.key)) if path}
+        files = {name: str(path) for name, path in self._files().items()}
         return f"{self.scheme}://{host}:{self.port}" + (f"?{urlencode(files, safe='/')}" if files else "")
 
     def absolute(self) -> Self:
         """With files that a process in another directory finds."""
-        return replace(self, cert=self.cert and self.cert.absolute(), key=self.key and self.key.absolute())
+        files = {name: path.absolute() for name, path in self._files().items()}
+        return replace(
+            self,
+            cert=files.get("cert"),
+            key=files.get("key"),
+            ca=files.get("ca"),
+            secret=files.get("secret"),
+        )
+
+    def _files(self) -> dict[str, Path]:
+        found = {name: getattr(self, name) for name in FILES}
+        return {name: path for name, path in found.items() if path is not None}

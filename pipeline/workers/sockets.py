@@ -3,6 +3,7 @@
 The supervisor opens them and hands them over: stacks that start at once get different ports, and a port
 outlives a restart of its process."""
 
+import contextlib
 import errno
 import functools
 import ipaddress
@@ -10,10 +11,15 @@ import socket
 from typing import Final
 
 from pipeline.errors import BadInput
+from pipeline.logs import logger
 from pipeline.settings.listeners import Listener
 
 # Ports tried from the wanted one on.
 TRIES: Final = 100
+# Of datagrams: a burst of a second may fill it while the process of the intake does other work.
+RECEIVE_BYTES: Final = 8 * 1024 * 1024
+# Linux's SO_RCVBUFFORCE, which goes beyond net.core.rmem_max with the right CAP_NET_ADMIN.
+_FORCE: Final = 33
 # Reserved or never delegated: no page on the internet has an origin there.
 LOCAL_DOMAINS: Final = frozenset(("localhost", "local", "internal", "svc"))
 WRONG_HOST: Final = "421 Misdirected Request"
@@ -59,6 +65,43 @@ def listen_at(listener: Listener, *, share: bool = False, tries: int = 1) -> soc
     raise BadInput(
         f"the intake cannot listen at {listener} ({why}); free that port, or set intake to another address"
     )
+
+
+def listener_socket(listener: Listener, *, share: bool = False, tries: int = 1) -> socket.socket | None:
+    """As `listen_at`, for a listener of any scheme; None for gRPC, which opens its own socket."""
+    if listener.scheme.startswith("grpc"):
+        return None
+    if listener.scheme != "syslog+udp":
+        return listen_at(listener, share=share, tries=tries)
+    try:
+        return open_datagrams(listener.host, listener.port, share=share)
+    except OSError as exc:
+        raise BadInput(
+            f"the intake cannot listen at {listener} ({exc.strerror or exc}); free that port, or set intake "
+            "to another address"
+        ) from exc
+
+
+def open_datagrams(host: str, port: int, *, share: bool = False) -> socket.socket:
+    """A bound socket with a large buffer. `share`: as in `listen_at`. Raises OSError."""
+    family, *_, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE)[0]
+    opened = socket.socket(family, socket.SOCK_DGRAM)
+    try:
+        if share:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        opened.bind(where)
+    except OSError:
+        opened.close()
+        raise
+    with contextlib.suppress(OSError):
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+        opened.setsockopt(socket.SOL_SOCKET, _FORCE, RECEIVE_BYTES)
+    # Linux reports twice what was asked for.
+    if (size := opened.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2) < RECEIVE_BYTES:
+        logger().warning(
+            "intake_small_buffer", bytes=size, remedy=f"sysctl net.core.rmem_max={RECEIVE_BYTES}"
+        )
+    return opened
 
 
 def url(listener: socket.socket) -> str:

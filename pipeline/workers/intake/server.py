@@ -3,7 +3,8 @@
     python -m pipeline.workers.intake [NAME] [--share] [--fd=N ...]
 
 `--share`: several processes of one pipeline listen on one port, and the kernel spreads connections. `--fd`:
-a socket that the supervisor has opened, one for each listener in the order of the setting `intake`.
+a socket that the supervisor has opened, one for each listener in the order of the setting `intake`; -1 for
+gRPC, which opens its own.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -23,19 +24,18 @@ from pipeline.producer import Producer
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
-from pipeline.settings.listeners import Listener
+from pipeline.settings.listeners import KEYED, Listener
 from pipeline.workers.heartbeat import Heartbeat
 from pipeline.workers.intake.app import Service
 from pipeline.workers.intake.door import Door
-from pipeline.workers.intake.http_server import HttpServer
 from pipeline.workers.intake.keys import SenderKeys
+from pipeline.workers.intake.listening import IntakeServer, server_of
 from pipeline.workers.intake.senders import PUSH_S
 from pipeline.workers.liveness import Progress
-from pipeline.workers.sockets import listen_at
+from pipeline.workers.sockets import listener_socket
 from pipeline.workers.tethered import tether
 
 ROLE: Final = "intake"
-BUILT: Final = frozenset({"http", "https"})
 REDIS_S: Final = 5.0  # senders give up after ten
 PULSE_S: Final = 1.0
 GRACE_S: Final = 10.0
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     names = [a for a in argv if not a.startswith("--")]
     fds = [int(a.removeprefix("--fd=")) for a in argv if a.startswith("--fd=")]
     listeners = [Listener.parse(text) for text in settings.intake.listeners]
-    check_built(listeners)
+    check_listeners(listeners)
     producer = Producer.connect(settings)
     settings = producer.settings  # of the stack, or of the cell "" where there are cells
     keys = SenderKeys(connect(settings, timeout_s=REDIS_S), settings)
@@ -55,10 +55,12 @@ def main(argv: Sequence[str]) -> int:
     if not settings.internal.supervisor_pid:
         check_keys(listeners, keys)
     _raise_file_limit()
+    share = "--share" in argv
+    opened: list[socket.socket | None]
     opened = (
-        [socket.socket(fileno=fd) for fd in fds]
+        [None if fd < 0 else socket.socket(fileno=fd) for fd in fds]
         if fds
-        else [listen_at(listener, share="--share" in argv) for listener in listeners]
+        else [listener_socket(listener, share=share) for listener in listeners]
     )
     if settings.internal.supervisor_pid:
         tether(settings.internal.supervisor_pid, grace_s=GRACE_S)
@@ -66,14 +68,17 @@ def main(argv: Sequence[str]) -> int:
     metrics.started(ROLE)
     atexit.register(metrics.flush)
     service = Service(door=Door(producer), keys=keys)
-    servers = [HttpServer(service, listener, one) for listener, one in zip(listeners, opened, strict=True)]
+    servers = {
+        str(listener): server_of(listener, service, opened=one, share=share)
+        for listener, one in zip(listeners, opened, strict=True)
+    }
     name = names[0] if names else ROLE
     asyncio.run(serve_intake(service, servers, settings, name=name))
     return 0
 
 
 async def serve_intake(
-    service: Service, servers: Sequence[HttpServer], settings: Settings, *, name: str
+    service: Service, servers: Mapping[str, IntakeServer], settings: Settings, *, name: str
 ) -> None:
     """Until a signal; then no new request, an answer to each that is there, and the end."""
     stop = asyncio.Event()
@@ -82,9 +87,9 @@ async def serve_intake(
         loop.add_signal_handler(number, stop.set)
     progress = Progress()
     heart = Heartbeat(settings, role_name=ROLE, queues=(), name=name, progress=progress, ends=False)
-    for server in servers:
+    for address, server in servers.items():
         await server.start()
-        logger(at=str(server.opened.getsockname()), pid=os.getpid()).info("intake.starts")
+        logger(at=address, pid=os.getpid()).info("intake.starts")
     heart.start()
     senders, due = service.door.senders, loop.time() + PUSH_S
     try:
@@ -97,26 +102,23 @@ async def serve_intake(
                 await asyncio.to_thread(senders.push, service.keys.client, settings)
     finally:
         service.door.hurry()
-        await asyncio.gather(*(server.stop() for server in servers))
+        await asyncio.gather(*(server.stop() for server in servers.values()))
         await service.door.close()
         await asyncio.to_thread(senders.push, service.keys.client, settings)
         await asyncio.to_thread(heart.leave)
 
 
-def check_built(listeners: Sequence[Listener]) -> None:
-    """Raises BadSetting where nothing is to be served, or a scheme is known and not served."""
+def check_listeners(listeners: Sequence[Listener]) -> None:
+    """Raises BadSetting where nothing is to be served."""
     if not listeners:
         raise BadSetting("the intake has no listener; set intake, such as http://127.0.0.1:4318")
-    for listener in listeners:
-        if listener.scheme not in BUILT:
-            raise BadSetting(
-                f"intake {str(listener)!r} is not served by this version; use {' or '.join(sorted(BUILT))}"
-            )
 
 
 def check_keys(listeners: Sequence[Listener], keys: SenderKeys) -> None:
-    """Raises BadInput where other machines would reach the intake without a key."""
-    exposed = [listener for listener in listeners if not listener.loopback]
+    """Raises BadInput where other machines would reach the intake without a key.
+
+    Syslog, RELP and forward have no keys: whoever lets other machines reach them has said so."""
+    exposed = [listener for listener in listeners if not listener.loopback and listener.scheme in KEYED]
     if exposed and not keys.look():
         raise BadInput(
             f"the intake at {exposed[0]} would take lines from everybody; make a key with "

@@ -17,21 +17,23 @@ class IntakeSockets:
     """The open sockets of a stack, in the order of its listeners."""
 
     def __init__(self) -> None:
-        self._opened: list[socket.socket] = []
+        self._opened: list[socket.socket | None] = []
         self.listeners: list[Listener] = []  # with the ports that were found
 
     def open(self, texts: Sequence[str]) -> tuple[str, ...]:
         """The listeners with their ports. Raises BadInput."""
         tries = TRIES if tuple(texts) == (DEFAULT,) else 1
         for listener in map(Listener.parse, texts):
-            opened = sockets.listen_at(listener, tries=tries)
+            opened = sockets.listener_socket(listener, tries=tries)
             self._opened.append(opened)
-            self.listeners.append(replace(listener, port=opened.getsockname()[1]).absolute())
+            port = listener.port if opened is None else opened.getsockname()[1]
+            self.listeners.append(replace(listener, port=port).absolute())
         return tuple(map(str, self.listeners))
 
     @property
     def fds(self) -> tuple[int, ...]:
-        return tuple(opened.fileno() for opened in self._opened)
+        """-1 where the process opens its own."""
+        return tuple(-1 if opened is None else opened.fileno() for opened in self._opened)
 
     @property
     def urls(self) -> list[str]:
@@ -39,6 +41,6 @@ class IntakeSockets:
         return [listener.address for listener in self.listeners]
 
     def close(self) -> None:
-        for opened in self._opened:
+        for opened in filter(None, self._opened):
             opened.close()
         self._opened, self.listeners = [], []

@@ -170,8 +170,9 @@ class Stack:
         log = logs / f"{name}.log"
         fds = self.intake.fds if role == "intake" else ()
         command = [sys.executable, "-m", f"pipeline.workers.{module}", *args, *(f"--fd={fd}" for fd in fds)]
-        process = self._popen(command, log, fds)
-        return Child(name=name, command=command, process=process, log=log, deaths=deaths, fds=fds)
+        inherited = tuple(fd for fd in fds if fd >= 0)
+        process = self._popen(command, log, inherited)
+        return Child(name=name, command=command, process=process, log=log, deaths=deaths, fds=inherited)
 
     @property
     def _workers(self) -> list[Child[Restarts] | Child[Crashes]]:

@@ -18,7 +18,7 @@ from pipeline.workers.intake import keys as keys_module
 from pipeline.workers.intake.access import check_access
 from pipeline.workers.intake.keys import SenderKeys
 from pipeline.workers.intake.refusals import Refusal, RequestRefused
-from pipeline.workers.intake.server import check_built, check_keys
+from pipeline.workers.intake.server import check_keys, check_listeners
 
 
 def ring_of(settings: Settings) -> SenderKeys:
@@ -101,11 +101,15 @@ def test_a_listener_that_others_reach_needs_a_key_first(settings: Settings) -> N
     check_keys(exposed, ring_of(settings))
 
 
-def test_a_listener_that_is_not_built_is_refused_by_name() -> None:
-    with pytest.raises(BadInput, match="is not served by this version"):
-        check_built([Listener.parse("forward://127.0.0.1")])
+def test_an_intake_without_a_listener_is_refused() -> None:
     with pytest.raises(BadInput, match="has no listener"):
-        check_built([])
+        check_listeners([])
+
+
+def test_protocols_without_keys_are_open_where_their_listener_says_so(settings: Settings) -> None:
+    check_keys([Listener.parse("syslog+udp://0.0.0.0"), Listener.parse("relp://0.0.0.0")], ring_of(settings))
+    with pytest.raises(BadInput, match="would take lines from everybody"):
+        check_keys([Listener.parse("grpc://0.0.0.0")], ring_of(settings))
 
 
 @pytest.fixture(scope="module")
