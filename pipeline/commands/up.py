@@ -91,8 +91,7 @@ def _show_intake(console: Console, settings: Settings, wanted: Sequence[str], ur
     """Where the intake is, how shippers send there, and what a user may not expect."""
     for url in urls:
         console.print(f"  take in:     {url}", markup=False, soft_wrap=True)
-    if urls and urls[0].startswith("http"):
-        show_lines(console, urls[0])
+    show_lines(console, urls)
     if urls and tuple(wanted) == (DEFAULT,) != settings.intake.listeners:
         remark(console, f"{DEFAULT} is taken by another program, so this intake listens at {urls[0]}")
     exposed = [text for text in settings.intake.listeners if urls and not Listener.parse(text).loopback]
