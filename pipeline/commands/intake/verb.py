@@ -53,8 +53,8 @@ def intake_urls(settings: Settings) -> Sequence[str]:
     return [Listener.parse(text).address for text in settings.intake.listeners]
 
 
-def show_lines(console: Console, urls: Sequence[str]) -> None:
-    """A line for each shipper."""
+def show_lines(console: Console, urls: Sequence[str], where: str = "") -> None:
+    """A line for each shipper. `where`: the flag that names the stack to other commands."""
     lines = snippet_lines(urls)
     for shipper, line in lines:
         console.print(f"    {shipper:<16} {line}", markup=False, soft_wrap=True)
