@@ -4,7 +4,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
@@ -17,10 +17,13 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.logs import set_up
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
-from pipeline.settings.listeners import DEFAULT, Listener
+from pipeline.settings.listeners import DEFAULT, KEYED, Listener
 from pipeline.settings.values import masked_url
 from pipeline.units import listed
 from pipeline.workers.intake.keys import SenderKeys
+
+if TYPE_CHECKING:
+    from pipeline.workers.stack.stack import Stack
 
 CHECK_S: Final = 0.5
 
@@ -64,6 +67,7 @@ def main(args: argparse.Namespace) -> int:
             )
             console.print(f"ready in {stack.ready_s:.1f} s; Ctrl-C stops it", style="bold", markup=False)
             console.print(f"  send lines:  logweir send FILE{where}", markup=False, soft_wrap=True)
+            _show_intake(console, stack, wanted, where)
             console.print(f"  look at it:  logweir status{where}", markup=False, soft_wrap=True)
             if stack.flower_url is not None:
                 console.print(f"  watch it:    {stack.flower_url}", markup=False, soft_wrap=True)
@@ -72,7 +76,6 @@ def main(args: argparse.Namespace) -> int:
             console.print(
                 f"  logs:        {display(stack.settings.data.dir / 'logs')}", markup=False, soft_wrap=True
             )
-            _show_intake(console, stack.settings, wanted, stack.intake.urls)
         if closed is not None and not args.json:
             console.print(
                 f"it takes nothing in: {closed}; `logweir drain --undo` opens it",
@@ -87,18 +90,21 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _show_intake(console: Console, settings: Settings, wanted: Sequence[str], urls: Sequence[str]) -> None:
+def _show_intake(console: Console, stack: "Stack", wanted: Sequence[str], where: str) -> None:
     """Where the intake is, how shippers send there, and what a user may not expect."""
-    for url in urls:
-        console.print(f"  take in:     {url}", markup=False, soft_wrap=True)
-    if urls and urls[0].startswith("http"):
-        show_lines(console, urls[0])
-    if urls and tuple(wanted) == (DEFAULT,) != settings.intake.listeners:
+    urls, listeners = stack.intake.urls, stack.settings.intake.listeners
+    if not urls:
+        return
+    console.print(f"  take in:     {', '.join(urls)}", markup=False, soft_wrap=True)
+    show_lines(console, urls, where)
+    if tuple(wanted) == (DEFAULT,) != listeners:
         remark(console, f"{DEFAULT} is taken by another program, so this intake listens at {urls[0]}")
-    exposed = [text for text in settings.intake.listeners if urls and not Listener.parse(text).loopback]
-    if exposed and not SenderKeys(connect(settings), settings).look():
+    parsed = map(Listener.parse, listeners)
+    exposed = [one for one in parsed if not one.loopback and one.scheme in KEYED]
+    if exposed and not SenderKeys(connect(stack.settings), stack.settings).look():
         remark(
-            console, f"{exposed[0]} answers nobody before there is a key; `logweir keys add NAME` makes one"
+            console,
+            f"{exposed[0]} answers nobody before there is a key; `logweir keys add NAME{where}` makes one",
         )
 
 

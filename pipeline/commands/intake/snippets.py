@@ -1,6 +1,6 @@
 """How each shipper sends to the intake: a line to begin with, and a configuration to copy."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
@@ -88,6 +88,7 @@ sinks:
         shipper="rsyslog",
         line='action(type="omelasticsearch" server="{host}" serverport="{port}" bulkmode="on" ...)',
         text="""\
+# RELP is safer: add relp://127.0.0.1:2514 to the setting intake, and ask again.
 # /etc/rsyslog.d/logweir.conf; package rsyslog-elasticsearch. Without the retry count rsyslog drops lines.
 module(load="omelasticsearch")
 template(name="logweir" type="list" option.jsonf="on") {{
@@ -140,15 +141,44 @@ curl --fail -H 'Content-Type: application/x-ndjson' --data-binary @app.ndjson '{
 }  # fmt: skip
 
 
-def snippet_lines(url: str) -> list[tuple[str, str]]:
-    """The shippers, each with the line to begin with."""
-    return [(one.shipper, one.line.format(**_places(url))) for one in SNIPPETS.values()]
+# rsyslog over RELP waits for the answer to each line, and loses none while it has room for its queue.
+RSYSLOG_RELP: Final = Snippet(
+    shipper="rsyslog",
+    line='action(type="omrelp" target="{host}" port="{port}" action.resumeRetryCount="-1")',
+    text="""\
+# /etc/rsyslog.d/logweir.conf; package rsyslog-relp. Without the retry count rsyslog drops lines.
+module(load="omrelp")
+action(type="omrelp" target="{host}" port="{port}" template="RSYSLOG_SyslogProtocol23Format"
+       action.resumeRetryCount="-1" queue.type="LinkedList" queue.filename="logweir"
+       queue.saveOnShutdown="on" queue.maxDiskSpace="1g")
+""",
+    key="",
+)
 
 
-def snippet_text(name: str, url: str, *, keyed: bool) -> str:
-    """The configuration of one shipper. `keyed`: every request needs a key."""
-    one = SNIPPETS[name]
+def snippet_lines(urls: Sequence[str]) -> list[tuple[str, str]]:
+    """The shippers, each with the line to begin with. Empty where no listener speaks HTTP."""
+    if of_scheme(urls, "http") is None:
+        return []
+    chosen = (_chosen(name, urls) for name in SNIPPETS)
+    return [(one.shipper, one.line.format(**_places(url))) for one, url in chosen]
+
+
+def snippet_text(name: str, urls: Sequence[str], *, keyed: bool) -> str:
+    """The configuration of one shipper. `keyed`: requests over HTTP need a key."""
+    one, url = _chosen(name, urls)
     return (one.text + (one.key if keyed else "")).format(**_places(url))
+
+
+def of_scheme(urls: Sequence[str], begin: str) -> str | None:
+    """The first listener whose scheme begins so."""
+    return next((url for url in urls if url.startswith(begin)), None)
+
+
+def _chosen(name: str, urls: Sequence[str]) -> tuple[Snippet, str]:
+    if name == "rsyslog" and (relp := of_scheme(urls, "relp:")):
+        return RSYSLOG_RELP, relp
+    return SNIPPETS[name], of_scheme(urls, "http") or ""
 
 
 def _places(url: str) -> dict[str, object]:

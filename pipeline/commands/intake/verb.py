@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from pipeline.commands.common import out, print_json, reached, redis_explained, settings_of
-from pipeline.commands.intake.snippets import snippet_lines, snippet_text
+from pipeline.commands.intake.snippets import of_scheme, snippet_lines, snippet_text
 from pipeline.errors import BadInput
 from pipeline.redis.attach import running
 from pipeline.redis.connection import connect
@@ -19,22 +19,17 @@ from pipeline.workers.intake.keys import SenderKeys
 def main(args: argparse.Namespace) -> int:
     settings = reached(settings_of(args))
     urls = intake_urls(settings)
-    http = [url for url in urls if url.startswith("http")]
     with redis_explained():
         keys = len(SenderKeys(connect(settings), settings).look())
     if args.json:
-        print_json(
-            {"listeners": urls, "keys": keys, "snippets": dict(snippet_lines(http[0])) if http else {}}
-        )
+        print_json({"listeners": urls, "keys": keys, "snippets": dict(snippet_lines(urls))})
         return 0
     if not urls:
         raise BadInput("the intake is off; set intake, such as http://127.0.0.1:4318, and restart the stack")
     if args.snippets:
-        if not http:
+        if of_scheme(urls, "http") is None:
             raise BadInput("these shippers send over HTTP; add http://127.0.0.1:4318 to the setting intake")
-        out().print(
-            snippet_text(args.snippets, http[0], keyed=bool(keys)), markup=False, soft_wrap=True, end=""
-        )
+        out().print(snippet_text(args.snippets, urls, keyed=bool(keys)), markup=False, soft_wrap=True, end="")
         return 0
     console = out()
     for url in urls:
@@ -45,8 +40,7 @@ def main(args: argparse.Namespace) -> int:
     console.print(
         f"{told}; `logweir keys list` shows them" if keys else f"{told} on this machine", markup=False
     )
-    if http:
-        show_lines(console, http[0])
+    show_lines(console, urls)
     return 0
 
 
@@ -59,8 +53,12 @@ def intake_urls(settings: Settings) -> Sequence[str]:
     return [Listener.parse(text).address for text in settings.intake.listeners]
 
 
-def show_lines(console: Console, url: str) -> None:
-    """A line for each shipper."""
-    for shipper, line in snippet_lines(url):
+def show_lines(console: Console, urls: Sequence[str], where: str = "") -> None:
+    """A line for each shipper. `where`: the flag that names the stack to other commands."""
+    lines = snippet_lines(urls)
+    for shipper, line in lines:
         console.print(f"    {shipper:<16} {line}", markup=False, soft_wrap=True)
-    console.print("    whole configurations: logweir intake --snippets NAME", markup=False, soft_wrap=True)
+    if lines:
+        console.print(
+            "    whole configurations: logweir intake --snippets NAME", markup=False, soft_wrap=True
+        )

@@ -20,9 +20,9 @@ from pipeline.logs import logger
 from pipeline.observe import counters as metrics
 from pipeline.records.delivery import Full
 from pipeline.settings.listeners import Listener
-from pipeline.sources.protocols import hec_answers
+from pipeline.sources.protocols.answers import hec_answers
+from pipeline.sources.protocols.answers.preamble import preamble
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
-from pipeline.sources.protocols.preamble import preamble
 from pipeline.workers.intake import identity
 from pipeline.workers.intake.access import check_access
 from pipeline.workers.intake.bodies import Room, receive_body

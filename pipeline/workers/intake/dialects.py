@@ -13,17 +13,8 @@ from typing import Any, ClassVar, Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pipeline.sources.protocols import (
-    bulk,
-    hec,
-    hec_answers,
-    journal,
-    lines,
-    loki,
-    otlp,
-    otlp_answers,
-    preamble,
-)
+from pipeline.sources.protocols import bulk, hec, journal, lines, loki, otlp
+from pipeline.sources.protocols.answers import hec_answers, otlp_answers, preamble
 from pipeline.sources.protocols.contract import Decoded, Hints
 from pipeline.workers.intake.refusals import AGAIN, RETRY_AFTER_S, STATUS, Refusal, RequestRefused
 

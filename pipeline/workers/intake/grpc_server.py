@@ -19,9 +19,9 @@ from pipeline.errors import RedisUnavailable
 from pipeline.logs import logger
 from pipeline.observe import counters as metrics
 from pipeline.records.delivery import Full
+from pipeline.sources.protocols.answers.otlp_answers import otlp_response
 from pipeline.sources.protocols.contract import Hints, Undecodable
 from pipeline.sources.protocols.otlp import decode_protobuf
-from pipeline.sources.protocols.otlp_answers import otlp_response
 from pipeline.workers.intake.connections import STOP_S
 from pipeline.workers.intake.door import Door, IdentityConflict
 from pipeline.workers.intake.identity import of_body

@@ -12,9 +12,9 @@ import opensearchpy.helpers
 import pytest
 
 from bench._fuzz_requests import checked
+from pipeline.sources.protocols.answers.preamble import ELASTIC_HEADERS, ELASTIC_VERSION, preamble
 from pipeline.sources.protocols.bulk import bulk_full, bulk_operations, bulk_success, decode_bulk
 from pipeline.sources.protocols.contract import Hints
-from pipeline.sources.protocols.preamble import ELASTIC_HEADERS, ELASTIC_VERSION, preamble
 
 DOCUMENTS = [
     {"_op_type": kind, "_index": "logs-2026.11.25", "@timestamp": f"2026-11-25T12:00:00.{n}Z", "message": f"café {n}"}

@@ -8,9 +8,9 @@ import pytest
 from splunk_handler import SplunkHandler
 
 from bench._fuzz_requests import checked
+from pipeline.sources.protocols.answers.hec_answers import hec_acks, hec_answer
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
 from pipeline.sources.protocols.hec import HecRefused, decode_events, decode_raw
-from pipeline.sources.protocols.hec_answers import hec_acks, hec_answer
 
 TRACE = "5b8efff798038103d269b633813fc60c"
 

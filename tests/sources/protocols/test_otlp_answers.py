@@ -6,7 +6,13 @@ import pytest
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 
-from pipeline.sources.protocols.otlp_answers import JSON, PROTOBUF, otlp_encoding, otlp_refusal, otlp_success
+from pipeline.sources.protocols.answers.otlp_answers import (
+    JSON,
+    PROTOBUF,
+    otlp_encoding,
+    otlp_refusal,
+    otlp_success,
+)
 
 
 def test_a_success_says_nothing_unless_records_were_rejected() -> None:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pipeline.sources.protocols.preamble import preamble
+from pipeline.sources.protocols.answers.preamble import preamble
 
 QUESTIONS = [
     ("HEAD", "/"), ("GET", "/"), ("GET", "/_license"), ("GET", "/_nodes/http"), ("GET", "/_cluster/health"),

@@ -9,7 +9,7 @@ from command_line import Verb
 from intake_process import Intake, running_intake
 
 from pipeline.commands import flags
-from pipeline.commands.intake.snippets import SNIPPETS
+from pipeline.commands.intake.snippets import SNIPPETS, snippet_lines, snippet_text
 from pipeline.errors import BadInput
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
@@ -183,6 +183,14 @@ def test_the_verb_intake_shows_addresses_and_whole_configurations(logweir: Verb,
         assert (fluent["host"], fluent["port"], "http_passwd" in fluent) == ("127.0.0.1", 4318, keyed)
         if not keyed:
             ring_of(settings).add("web")
+
+
+def test_rsyslog_is_shown_relp_where_there_is_a_listener_for_it() -> None:
+    urls = ["http://127.0.0.1:4318", "relp://127.0.0.1:2514"]
+    assert 'type="omrelp" target="127.0.0.1" port="2514"' in snippet_text("rsyslog", urls, keyed=True)
+    assert "omelasticsearch" in snippet_text("rsyslog", urls[:1], keyed=False)
+    assert dict(snippet_lines(urls))["rsyslog"].startswith('action(type="omrelp"')
+    assert snippet_lines(urls[1:]) == []
 
 
 def test_the_flag_names_the_shippers_that_there_are() -> None:
