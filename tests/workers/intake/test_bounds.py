@@ -1,6 +1,7 @@
 """Bounds of a request: time, size, memory, connections."""
 
 import asyncio
+import gzip
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
@@ -67,6 +68,17 @@ def test_a_body_that_is_too_large_is_read_on_so_that_its_sender_sees_the_answer(
 
 def test_bodies_of_all_requests_share_one_room() -> None:
     assert refused(lambda: pieces(b"12345678"), room=Room(most=7)) is Refusal.FULL
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_every_member_of_a_gzip_body_is_read_and_a_cut_one_is_refused(cut: int) -> None:
+    body = gzip.compress(b"one ") + gzip.compress(b"") * 2_000 + gzip.compress(b"two")
+    if not cut:
+        assert bodies.decompressed(body, "gzip") == b"one two"
+        return
+    with pytest.raises(RequestRefused) as caught:
+        bodies.decompressed(body[:-cut], "gzip")
+    assert caught.value.kind is Refusal.UNDECODABLE
 
 
 def on_a_server(settings: Settings, use: Any) -> Any:
