@@ -143,17 +143,30 @@ class Engine:
             self._alarm = None
             self._files.clear()
 
-    def view(self, name: str, files: Sequence[RowFile], schema: Mapping[str, Any]) -> None:
-        """Gives the rows of these files a name, in the columns of `schema`; without files it has no rows."""
+    def view(
+        self, name: str, files: Sequence[RowFile], schema: Mapping[str, Any], *, numbered: bool = False
+    ) -> None:
+        """Gives the rows of these files a name, in the columns of `schema`; without files it has no rows.
+
+        `numbered` adds the columns `file` and `row`, which name a row."""
         self._files[name] = list(files)
         columns = ", ".join(f'"{column}"' for column in schema)
         whole = [_text(file.path) for file in files if not file.dropped]
-        sources = [f"read_parquet([{', '.join(whole)}], hive_partitioning = false)"] if whole else []
-        sources += [_less_dropped(file) for file in files if file.dropped]
+        dropped = [file for file in files if file.dropped]
+        sources: list[tuple[str, str]] = []  # the number of the file, and its rows
+        if whole:
+            some = f"read_parquet([{', '.join(whole)}], hive_partitioning = false, file_row_number = true)"
+            sources.append(("file_index::BIGINT", some))
+        sources += [(f"{len(whole) + at}", _less_dropped(file)) for at, file in enumerate(dropped)]
         if not sources:
-            empty = ", ".join(f'NULL::{_TYPES[_kind(kind)]} AS "{column}"' for column, kind in schema.items())
-            sources, columns = ["(VALUES (0)) WHERE false"], empty
-        rows = " UNION ALL ".join(f"SELECT {columns} FROM {source}" for source in sources)
+            columns = ", ".join(
+                f'NULL::{_TYPES[_kind(kind)]} AS "{column}"' for column, kind in schema.items()
+            )
+            sources = [("0", "(SELECT 0 AS file_row_number) WHERE false")]
+        rows = " UNION ALL ".join(
+            f"SELECT {columns}{f', {number} AS file, file_row_number AS row' if numbered else ''} FROM {source}"
+            for number, source in sources
+        )
         self.run(f"CREATE OR REPLACE TEMP VIEW {name} AS {rows}")
 
     def run(self, statement: str, parameters: Mapping[str, object] | None = None) -> None:

@@ -15,8 +15,6 @@ from pipeline.units import epoch_us
 FIRST_PARTS: Final = 2  # of the first screen; each further group has twice as many
 MOST_PARTS: Final = 64  # of a group
 
-_ORDER: Final = ("timestamp", "record_id")
-
 
 def newest_lines(
     engine: Engine,
@@ -30,34 +28,32 @@ def newest_lines(
     Upper and lower case of its text are the same. Raises AnswerCancelled, BadInput, BadPayload,
     and the errors of `files_of`."""
     found = pl.DataFrame(schema=RESULT_SCHEMA)
-    wanted, parameters = conditions(query)
-    parameters["limit"] = query.limit
-    oldest: int | None = None  # of as many hits as were asked for
+    wanted, parameters = _conditions(query)
+    since, until = (None if at is None else epoch_us(at) for at in (query.since, query.until))
+    # A bound on the newest so far spares rows where most of them match. Where few do, as of a text, it costs
+    # a fifth more: each row's time is read before its text. An expression has no such bound.
+    order = '"timestamp"' if query.text is None else 'epoch_us("timestamp")'
     with engine.question():
         for group in _groups(parts):
-            if oldest is not None:
-                if group[0].last_us < oldest:
+            if found.height >= query.limit:
+                since = epoch_us(found["timestamp"][0])
+                if group[0].last_us < since:
                     break
-                parameters["oldest"] = oldest
-            newer = "" if oldest is None else 'AND "timestamp" >= make_timestamptz($oldest)'
+            within, bounds = _within(group, since, until)
             engine.view("lines", files_of(group), RESULT_SCHEMA)
-            question = f'SELECT * FROM lines WHERE {wanted} {newer} ORDER BY "timestamp" DESC, record_id DESC'
-            some = engine.rows(f"{question} LIMIT $limit", parameters, schema=RESULT_SCHEMA)
-            found = pl.concat([found, some]).sort(_ORDER).tail(query.limit)
-            if found.height >= query.limit and found["timestamp"][0] is not None:
-                oldest = epoch_us(found["timestamp"][0])
+            some = engine.rows(
+                f"SELECT * FROM lines WHERE {' AND '.join([*wanted, *within])} "
+                f"ORDER BY {order} DESC, record_id DESC LIMIT $limit",
+                parameters | bounds | {"limit": query.limit},
+                schema=RESULT_SCHEMA,
+            )
+            found = pl.concat([found, some]).sort("timestamp", "record_id").tail(query.limit)
     return found
 
 
-def conditions(query: ResultQuery) -> tuple[str, dict[str, object]]:
-    """What a line must meet, and the parameters of that; its limit is none of it."""
+def _conditions(query: ResultQuery) -> tuple[list[str], dict[str, object]]:
+    """What a line must meet beside its time, and the parameters of that."""
     wanted, parameters = ["true"], dict[str, object]()
-    if query.since is not None:
-        wanted.append('"timestamp" >= make_timestamptz($since)')
-        parameters["since"] = epoch_us(query.since)
-    if query.until is not None:
-        wanted.append('"timestamp" < make_timestamptz($until)')
-        parameters["until"] = epoch_us(query.until)
     if query.workloads is not None:
         wanted.append(one_of("workload", query.workloads, parameters))
     if query.level is not None:
@@ -69,9 +65,27 @@ def conditions(query: ResultQuery) -> tuple[str, dict[str, object]]:
     if query.anomalous:
         wanted.append("anomalous")
     if query.text is not None:
-        wanted.append("contains(lower(message), lower($text))")
+        # Lower case is three fifths of the work, and numbers and addresses have none.
+        cased = query.text.lower() != query.text.upper()
+        wanted.append(f"contains({'lower(message), lower($text)' if cased else 'message, $text'})")
         parameters["text"] = query.text
-    return " AND ".join(wanted), parameters
+    return wanted, parameters
+
+
+def _within(
+    parts: Sequence[Part], since: int | None, until: int | None
+) -> tuple[list[str], dict[str, object]]:
+    """The conditions that lines of these parts are in a span, and their parameters.
+
+    Parts that are in it as a whole need none."""
+    wanted, parameters = list[str](), dict[str, object]()
+    if since is not None and any(part.first_us < since for part in parts):
+        wanted.append('"timestamp" >= make_timestamptz($since)')
+        parameters["since"] = since
+    if until is not None and any(part.last_us >= until for part in parts):
+        wanted.append('"timestamp" < make_timestamptz($until)')
+        parameters["until"] = until
+    return wanted, parameters
 
 
 def near_lines(
