@@ -9,8 +9,10 @@ from typing import Any, Final
 
 import msgspec
 
-from pipeline.records.batch import Batch, Purpose, digest
+from pipeline.producer import printable_name
+from pipeline.records.batch import MAX_NAME, Batch, Purpose, digest
 from pipeline.records.pushed import PushedRecords
+from pipeline.sources.protocols.contract import Undecodable
 
 SOURCE: Final = "intake"
 NAMELESS: Final = "unknown"  # the workload of records that name none
@@ -40,6 +42,25 @@ def by_name(records: PushedRecords) -> dict[str, PushedRecords]:
     for row, name in enumerate(names):
         rows[name].append(row)
     return {name: take_rows(records, chosen) for name, chosen in rows.items()}
+
+
+def text_size(records: PushedRecords) -> int:
+    """Bytes of text. Raises Undecodable for lone surrogates."""
+    try:
+        for column in (records.hosts, records.processes, records.services):
+            "".join(text or "" for text in column or ()).encode()
+        return records.size
+    except UnicodeEncodeError:
+        raise Undecodable("a record holds a lone surrogate, which is no text; send valid UTF-8") from None
+
+
+def with_usable_names(records: PushedRecords) -> PushedRecords:
+    """With names of workloads that can be part of keys and file names."""
+    names = records.workloads or [NAMELESS] * records.height
+    cleaned = {name: printable_name(name)[:MAX_NAME] or NAMELESS for name in set(names)}
+    if records.workloads is not None and all(old == new for old, new in cleaned.items()):
+        return records
+    return msgspec.structs.replace(records, workloads=[cleaned[name] for name in names])
 
 
 def take_rows(records: PushedRecords, rows: Sequence[int], *, named: bool = False) -> PushedRecords:
