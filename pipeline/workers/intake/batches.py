@@ -8,8 +8,14 @@ from typing import Any, Final
 
 import msgspec
 
+<<<<<<< HEAD
 from pipeline.records.batch import SEVERAL, Batch, Purpose, digest
+=======
+from pipeline.producer import printable_name
+from pipeline.records.batch import MAX_NAME, Batch, Purpose, digest
+>>>>>>> door
 from pipeline.records.pushed import PushedRecords
+from pipeline.sources.protocols.contract import Undecodable
 
 SOURCE: Final = "intake"
 NAMELESS: Final = "unknown"  # the workload of records that name none
@@ -54,10 +60,40 @@ def take_rows(records: PushedRecords, rows: Sequence[int]) -> PushedRecords:
     return _rows_of(records, rows, named=True)
 
 
+<<<<<<< HEAD
 def _rows_of(records: PushedRecords, rows: Sequence[int], *, named: bool) -> PushedRecords:
     if len(rows) < records.height:
         return msgspec.structs.replace(records.take(rows, named=named), places=None)
     return records if named else msgspec.structs.replace(records, workloads=None)
+=======
+def text_size(records: PushedRecords) -> int:
+    """Bytes of text. Raises Undecodable for lone surrogates."""
+    try:
+        for column in (records.hosts, records.processes, records.services):
+            "".join(text or "" for text in column or ()).encode()
+        return records.size
+    except UnicodeEncodeError:
+        raise Undecodable("a record holds a lone surrogate, which is no text; send valid UTF-8") from None
+
+
+def with_usable_names(records: PushedRecords) -> PushedRecords:
+    """With names of workloads that can be part of keys and file names."""
+    names = records.workloads or [NAMELESS] * records.height
+    cleaned = {name: printable_name(name)[:MAX_NAME] or NAMELESS for name in set(names)}
+    if records.workloads is not None and all(old == new for old, new in cleaned.items()):
+        return records
+    return msgspec.structs.replace(records, workloads=[cleaned[name] for name in names])
+
+
+def take_rows(records: PushedRecords, rows: Sequence[int], *, named: bool = False) -> PushedRecords:
+    """These rows; `named`: with the column of workloads."""
+
+    def chosen(column: Sequence[Any] | None) -> list[Any] | None:
+        return None if column is None else [column[row] for row in rows]
+
+    columns = records.columns if named else records.columns[:-1]
+    return PushedRecords(*map(chosen, (records.messages, *columns)))  # type: ignore[arg-type]
+>>>>>>> door
 
 
 def _joined(parts: Sequence[PushedRecords]) -> PushedRecords:
