@@ -40,7 +40,7 @@ from pipeline.workers.intake.dialects import (
 from pipeline.workers.intake.door import Door, IdentityConflict
 from pipeline.workers.intake.keys import KeyRing, SenderKey, SenderKeys
 from pipeline.workers.intake.refusals import Refusal, RequestRefused
-from pipeline.workers.intake.taking import SentBy
+from pipeline.workers.intake.senders import SentBy
 
 WHERE: Final = (
     "/v1/logs (OTLP), /_bulk (Elasticsearch), /loki/api/v1/push, /services/collector (Splunk), "

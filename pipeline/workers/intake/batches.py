@@ -8,12 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
-<<<<<<< HEAD
-from pipeline.records.batch import SEVERAL, Batch, Purpose, digest
-=======
 from pipeline.producer import printable_name
-from pipeline.records.batch import MAX_NAME, Batch, Purpose, digest
->>>>>>> door
+from pipeline.records.batch import MAX_NAME, SEVERAL, Batch, Purpose, digest
 from pipeline.records.pushed import PushedRecords
 from pipeline.sources.protocols.contract import Undecodable
 
@@ -60,12 +56,6 @@ def take_rows(records: PushedRecords, rows: Sequence[int]) -> PushedRecords:
     return _rows_of(records, rows, named=True)
 
 
-<<<<<<< HEAD
-def _rows_of(records: PushedRecords, rows: Sequence[int], *, named: bool) -> PushedRecords:
-    if len(rows) < records.height:
-        return msgspec.structs.replace(records.take(rows, named=named), places=None)
-    return records if named else msgspec.structs.replace(records, workloads=None)
-=======
 def text_size(records: PushedRecords) -> int:
     """Bytes of text. Raises Undecodable for lone surrogates."""
     try:
@@ -85,15 +75,10 @@ def with_usable_names(records: PushedRecords) -> PushedRecords:
     return msgspec.structs.replace(records, workloads=[cleaned[name] for name in names])
 
 
-def take_rows(records: PushedRecords, rows: Sequence[int], *, named: bool = False) -> PushedRecords:
-    """These rows; `named`: with the column of workloads."""
-
-    def chosen(column: Sequence[Any] | None) -> list[Any] | None:
-        return None if column is None else [column[row] for row in rows]
-
-    columns = records.columns if named else records.columns[:-1]
-    return PushedRecords(*map(chosen, (records.messages, *columns)))  # type: ignore[arg-type]
->>>>>>> door
+def _rows_of(records: PushedRecords, rows: Sequence[int], *, named: bool) -> PushedRecords:
+    if len(rows) < records.height:
+        return msgspec.structs.replace(records.take(rows, named=named), places=None)
+    return records if named else msgspec.structs.replace(records, workloads=None)
 
 
 def _joined(parts: Sequence[PushedRecords]) -> PushedRecords:

@@ -29,8 +29,7 @@ from pipeline.workers.intake.batches import (
     with_usable_names,
 )
 from pipeline.workers.intake.identity import told_apart
-from pipeline.workers.intake.senders import SenderCounts
-from pipeline.workers.intake.taking import SentBy
+from pipeline.workers.intake.senders import SenderCounts, SentBy
 
 WINDOW_S: Final = 0.25  # between two commits, unless a window is full sooner
 IDLE_S: Final = 0.02  # a lone request waits so long for companions

@@ -19,7 +19,7 @@ from pipeline.settings import Settings
 from pipeline.sources.protocols.contract import Decoded
 from pipeline.workers.intake import identity
 from pipeline.workers.intake.door import Door
-from pipeline.workers.intake.taking import SentBy
+from pipeline.workers.intake.senders import SentBy
 
 SENDER = SentBy(protocol="lines", key="", peer="")
 BOTH = Decoded(records=PushedRecords(["a", "b", "c"], workloads=["shop/a", "till", "shop/a"]), distinct=True)

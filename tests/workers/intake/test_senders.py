@@ -10,8 +10,7 @@ from intake_process import running_intake
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 from pipeline.workers.intake import senders as senders_module
-from pipeline.workers.intake.senders import SenderCounts, read_senders
-from pipeline.workers.intake.taking import SentBy
+from pipeline.workers.intake.senders import SenderCounts, SentBy, read_senders
 
 
 def sender(peer: str) -> SentBy:
