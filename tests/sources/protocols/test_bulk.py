@@ -102,6 +102,7 @@ def test_times_without_a_fraction_do_not_make_a_request_distinct() -> None:
     assert not decoded(create({"@timestamp": "2026-11-25T12:00:00Z"})).distinct
     assert not decoded(create({"@timestamp": NOON}), create({"message": "a"})).distinct
     assert not decoded(create({"@timestamp": "2026-11-25T12:00:00.000Z"})).distinct
+    assert not decoded(create({"@timestamp": NOON}), create({"@timestamp": "2026-11-25T12:00:00Z"})).distinct
 
 
 def test_an_index_in_the_path_is_that_of_actions_without_one() -> None:
