@@ -15,6 +15,7 @@ from pipeline.errors import RedisUnavailable
 from pipeline.records.delivery import Accepted, Full
 from pipeline.records.pushed import PushedRecords
 from pipeline.sources.protocols.contract import Decoded
+from pipeline.workers.intake.senders import SenderCounts
 from pipeline.workers.intake.taking import SentBy
 
 TIMEOUT_S = 20.0
@@ -29,6 +30,7 @@ class MemoryDoor:
     full: int = 0
     away: int = 0
     tries: int = 0
+    senders: SenderCounts = field(default_factory=SenderCounts)
     requests: list[tuple[Decoded, str, SentBy]] = field(default_factory=list)
 
     async def take(self, decoded: Decoded, *, identity: str, sender: SentBy) -> Accepted | Full:

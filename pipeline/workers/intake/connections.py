@@ -7,6 +7,7 @@ or does not read its answers, is cut off. An error closes its own connection, wi
 
 import asyncio
 import contextlib
+import resource
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -18,12 +19,13 @@ from pipeline.observe import counters as metrics
 from pipeline.sources.protocols.contract import Decoded, Undecodable
 from pipeline.workers.intake.door import Door
 from pipeline.workers.intake.taking import SentBy, seconds_to_next_try
-from pipeline.workers.intake.tls_files import TlsFiles
+from pipeline.workers.sockets import TlsFiles
 
 # A message must end within this time, and a large one must go on by SLOW_BYTES in it.
 SLOW_S: Final = 60.0
 SLOW_BYTES: Final = 1024 * 1024
 MOST_CONNECTIONS: Final = 10_000
+_OTHER_FILES: Final = 128  # of this process, that are no connections of a listener
 # How long a server that stops waits for the answers that clients wait for, and then for what is gathered.
 STOP_S: Final = 4.0
 _AT_ONCE: Final = 32 * 1024
@@ -194,11 +196,13 @@ class StreamServer(ABC):
 
     def begin(self, connection: Connection) -> None:
         """A client has connected."""
-        if len(self._connections) >= MOST_CONNECTIONS:
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limit = min(MOST_CONNECTIONS, files - _OTHER_FILES)
+        if len(self._connections) >= limit:
             connection.abort()
             if time.monotonic() - self._warned >= _QUIET_S:
                 self._warned = time.monotonic()
-                logger().warning("intake_connections_full", protocol=self.protocol, most=MOST_CONNECTIONS)
+                logger().warning("intake_connections_full", protocol=self.protocol, most=limit)
             return
         task = asyncio.get_running_loop().create_task(self._serve(connection))
         self._connections[connection] = task
@@ -225,6 +229,8 @@ class StreamServer(ABC):
             await self.converse(connection)
         except Undecodable as exc:
             metrics.request_refused(self.protocol)
+            sender = SentBy(protocol=self.protocol, key=self.key, peer=connection.peer)
+            self.door.senders.heard(sender, refused=True)
             logger().warning(
                 "intake_connection_closed", protocol=self.protocol, peer=connection.peer, why=str(exc)
             )

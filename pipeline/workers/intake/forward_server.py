@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from pipeline.sources.protocols.contract import Decoded, Undecodable
-from pipeline.sources.protocols.forward import (
+from pipeline.sources.protocols.streams.forward import (
     ForwardFraming,
     ForwardMessage,
     acknowledgement,

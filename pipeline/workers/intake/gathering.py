@@ -24,13 +24,15 @@ MOST_MESSAGES: Final = 10_000
 MOST_BYTES: Final = 16 * 1024 * 1024
 # The door answers after its window, and meanwhile the next batches must reach that window.
 _UNDERWAY: Final = 8
+# Requests of a batch, one for each sender. A batch of more senders is one request of none.
+_MOST_PEERS: Final = 32
 _QUIET_S: Final = 10.0
 
 Message = tuple[bytes, str]  # and the address of its sender
 
 
 class Gathering:
-    """`decode` makes records of messages. `sender.peer` is set for a batch of a single sender."""
+    """`decode` makes records of messages."""
 
     def __init__(self, door: Door, sender: SentBy, decode: Callable[[Sequence[Message]], Decoded]) -> None:
         self.dropped = 0
@@ -120,10 +122,15 @@ class Gathering:
             self._send()
 
     async def _carry(self, batch: list[Message]) -> None:
-        peers = {peer for _, peer in batch}
-        sender = SentBy(
-            protocol=self._sender.protocol, key=self._sender.key, peer=peers.pop() if len(peers) == 1 else ""
-        )
+        by_peer: dict[str, list[Message]] = {}
+        for message in batch:
+            by_peer.setdefault(message[1], []).append(message)
+        if len(by_peer) > _MOST_PEERS:
+            by_peer = {"": batch}
+        await asyncio.gather(*(self._carry_part(peer, part) for peer, part in by_peer.items()))
+
+    async def _carry_part(self, peer: str, batch: list[Message]) -> None:
+        sender = SentBy(protocol=self._sender.protocol, key=self._sender.key, peer=peer)
         try:
             await self._take(self._decode(batch), sender)
         except Exception:  # noqa: BLE001 - one batch must not end the listener

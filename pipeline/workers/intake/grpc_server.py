@@ -28,7 +28,7 @@ from pipeline.workers.intake.identity import of_body
 from pipeline.workers.intake.keys import SenderKey
 from pipeline.workers.intake.refusals import AGAIN, RETRY_AFTER_S, Refusal, RequestRefused
 from pipeline.workers.intake.taking import SentBy
-from pipeline.workers.intake.tls_files import TlsFiles
+from pipeline.workers.sockets import TlsFiles
 
 MOST_BYTES: Final = 20 * 1024 * 1024  # decompressed, as over HTTP
 # Requests of this process that are decoded or wait for the door; each has a body of up to MOST_BYTES.
@@ -115,16 +115,16 @@ class GrpcServer:
                 raise RequestRefused(Refusal.FULL, "too many requests are under way; send again in a moment")
             return await self._answer(body, context)
         except RequestRefused as exc:
-            await _refuse(context, exc.kind, str(exc))
+            await self._refuse(context, exc.kind, str(exc))
         except Undecodable as exc:
-            await _refuse(context, Refusal.UNDECODABLE, str(exc))
+            await self._refuse(context, Refusal.UNDECODABLE, str(exc))
         except IdentityConflict as exc:
-            await _refuse(context, Refusal.CONFLICT, str(exc))
+            await self._refuse(context, Refusal.CONFLICT, str(exc))
         except RedisUnavailable as exc:
-            await _refuse(context, Refusal.AWAY, str(exc))
+            await self._refuse(context, Refusal.AWAY, str(exc))
         except Exception:  # noqa: BLE001 - clients drop what is answered with UNKNOWN
             logger().exception("intake_request_failed", protocol=self.protocol)
-            await _refuse(context, Refusal.FAILED, "the intake failed; its log has the reason")
+            await self._refuse(context, Refusal.FAILED, "the intake failed; its log has the reason")
         finally:
             self._requests -= 1
 
@@ -155,31 +155,32 @@ class GrpcServer:
         response: bytes = otlp_response(rejected=decoded.rejected, why=decoded.why).SerializeToString()
         return response
 
+    async def _refuse(self, context: Any, kind: Refusal, sentence: str) -> NoReturn:
+        code = CODES.get(kind, grpc.StatusCode.INVALID_ARGUMENT)
+        trailers: tuple[tuple[str, bytes], ...] = ()
+        if kind in AGAIN:
+            retry_info = RetryInfo(retry_delay=Duration(seconds=RETRY_AFTER_S))
+            detail = AnyMessage()
+            detail.Pack(retry_info)
+            status = Status(code=code.value[0], message=sentence, details=[detail])
+            trailers = (
+                ("grpc-status-details-bin", status.SerializeToString()),
+                # Where the SDK of Python looks for it.
+                ("google.rpc.retryinfo-bin", retry_info.SerializeToString()),
+            )
+        elif kind is not Refusal.CONFLICT:  # the door has counted that
+            metrics.request_refused(self.protocol)
+            sender = SentBy(protocol=self.protocol, key="", peer=_address(context.peer()))
+            self.door.senders.heard(sender, refused=True)
+        await context.abort(code, sentence, trailers)
+        raise AssertionError("abort raises")
+
 
 async def _logs_only(_body: bytes, context: Any) -> bytes:
     await context.abort(
         grpc.StatusCode.UNIMPLEMENTED, "Logweir takes logs; send traces and metrics elsewhere"
     )
     return b""
-
-
-async def _refuse(context: Any, kind: Refusal, sentence: str) -> NoReturn:
-    code = CODES.get(kind, grpc.StatusCode.INVALID_ARGUMENT)
-    trailers: tuple[tuple[str, bytes], ...] = ()
-    if kind in AGAIN:
-        retry_info = RetryInfo(retry_delay=Duration(seconds=RETRY_AFTER_S))
-        detail = AnyMessage()
-        detail.Pack(retry_info)
-        status = Status(code=code.value[0], message=sentence, details=[detail])
-        trailers = (
-            ("grpc-status-details-bin", status.SerializeToString()),
-            # Where the SDK of Python looks for it.
-            ("google.rpc.retryinfo-bin", retry_info.SerializeToString()),
-        )
-    else:
-        metrics.request_refused(GrpcServer.protocol)
-    await context.abort(code, sentence, trailers)
-    raise AssertionError("abort raises")
 
 
 def _credentials(tls: TlsFiles) -> Any:

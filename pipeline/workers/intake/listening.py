@@ -16,7 +16,7 @@ from pipeline.workers.intake.http_server import HttpServer
 from pipeline.workers.intake.keys import SenderKey
 from pipeline.workers.intake.relp_server import RelpServer
 from pipeline.workers.intake.syslog_server import SyslogDatagrams, SyslogServer
-from pipeline.workers.intake.tls_files import TlsFiles
+from pipeline.workers.sockets import TlsFiles
 
 
 class IntakeServer(Protocol):

@@ -11,8 +11,8 @@ from typing import ClassVar, Final
 
 from pipeline.observe import counters as metrics
 from pipeline.sources.protocols.contract import Undecodable
-from pipeline.sources.protocols.relp import OK, Frame, RelpFraming, open_response, response
-from pipeline.sources.protocols.syslog import syslog_records
+from pipeline.sources.protocols.streams.relp import OK, Frame, RelpFraming, open_response, response
+from pipeline.sources.protocols.streams.syslog import syslog_records
 from pipeline.workers.intake.connections import Connection, StreamServer
 from pipeline.workers.intake.identity import of_body
 

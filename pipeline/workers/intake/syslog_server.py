@@ -13,7 +13,7 @@ import struct
 from typing import ClassVar, Final
 
 from pipeline.observe import counters as metrics
-from pipeline.sources.protocols.syslog import SyslogFraming, syslog_records
+from pipeline.sources.protocols.streams.syslog import SyslogFraming, syslog_records
 from pipeline.workers.intake.connections import STOP_S, Connection, StreamServer
 from pipeline.workers.intake.door import Door
 from pipeline.workers.intake.gathering import Gathering
@@ -81,16 +81,20 @@ class SyslogDatagrams(asyncio.DatagramProtocol):
         if self._timer is not None:
             self._timer.cancel()
         if self._transport is not None:
+            self._count_lost(self._transport.get_extra_info("socket"))
             self._transport.close()
         await self._gathering.close(STOP_S)
 
     def _look(self, opened: socket.socket) -> None:
-        """Counts the datagrams that the kernel has dropped."""
+        self._count_lost(opened)
+        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look, opened)
+
+    def _count_lost(self, opened: socket.socket) -> None:
+        """Counts the datagrams that the kernel has dropped since the last look."""
         with contextlib.suppress(OSError):
             dropped = _MEMINFO.unpack(opened.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO.size))[-1]
             self._gathering.count_dropped((dropped - self._lost) % 2**32)
             self._lost = dropped
-        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look, opened)
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         if message := data.rstrip(b"\r\n\0"):

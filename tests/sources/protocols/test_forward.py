@@ -13,9 +13,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.sources.protocols import forward
 from pipeline.sources.protocols.contract import Undecodable
-from pipeline.sources.protocols.forward import (
+from pipeline.sources.protocols.streams import forward
+from pipeline.sources.protocols.streams.forward import (
     ForwardFraming,
     acknowledgement,
     forward_lines,
@@ -149,6 +149,14 @@ def test_sizes_are_bounded_before_and_after_decompression(monkeypatch: pytest.Mo
     framing = ForwardFraming()
     with pytest.raises(Undecodable, match="chunk_limit_size"):
         framing.feed(msgpack.packb(["tag", bytes(9_000)])[:5_100])
+
+
+def test_memory_is_bounded_where_a_byte_is_a_list() -> None:
+    many = [[[]] * 1_100] * 1_000
+    with pytest.raises(Undecodable, match="lists and maps"):
+        lines_of(["tag", AT, {"a": many}])
+    with pytest.raises(Undecodable, match="1 MiB"):
+        lines_of(["tag", gzip.compress(msgpack.packb([AT, many]) * 2), {"compressed": "gzip"}])
 
 
 def test_a_heartbeat_is_no_message() -> None:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.sources.protocols.contract import Undecodable
-from pipeline.sources.protocols.relp import Frame, RelpFraming, open_response, response
-from pipeline.sources.protocols.syslog import MOST_BYTES
+from pipeline.sources.protocols.streams.relp import Frame, RelpFraming, open_response, response
+from pipeline.sources.protocols.streams.syslog import MOST_BYTES
 
 
 def frame(number: int, command: bytes, data: bytes = b"") -> bytes:

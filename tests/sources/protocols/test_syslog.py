@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.records.batch import utc_now
 from pipeline.sources.formats import parse
-from pipeline.sources.protocols.syslog import MOST_BYTES, SyslogFraming, syslog_records
+from pipeline.sources.protocols.streams.syslog import MOST_BYTES, SyslogFraming, syslog_records
 from pipeline.sources.pushed import framed
 
 NEW = "<165>1 2026-11-20T10:00:00.003Z web-1 checkout 8710 ID47 - payment failed"

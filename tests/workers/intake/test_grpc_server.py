@@ -29,7 +29,7 @@ from pipeline.workers.intake import grpc_server
 from pipeline.workers.intake.grpc_server import EXPORT, GrpcServer
 from pipeline.workers.intake.keys import SenderKey, key_digest
 from pipeline.workers.intake.refusals import Refusal, RequestRefused
-from pipeline.workers.intake.tls_files import TlsFiles
+from pipeline.workers.sockets import TlsFiles
 
 KEY = SenderKey(
     name="edge",

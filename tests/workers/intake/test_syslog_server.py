@@ -16,8 +16,7 @@ from tls_redis import Certificates
 
 from pipeline.workers.intake import connections, gathering, syslog_server
 from pipeline.workers.intake.syslog_server import SyslogDatagrams, SyslogServer
-from pipeline.workers.intake.tls_files import TlsFiles
-from pipeline.workers.sockets import open_datagrams
+from pipeline.workers.sockets import TlsFiles, open_datagrams
 
 
 @pytest.fixture
@@ -62,6 +61,22 @@ def test_logger_sends_over_udp(door: MemoryDoor) -> None:
         logger(server.address[1], "--udp", "--rfc3164", "--", "payment failed")
         (raw,) = door.waits_for(1)
     assert raw.endswith("shop: payment failed")
+
+
+def test_senders_are_told_apart_in_a_batch(door: MemoryDoor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "WAIT_S", 60.0)
+    server = SyslogDatagrams(door)
+    with serving(server, server.start(open_datagrams("0.0.0.0", 0))) as run:
+        for n in range(3):
+            with socket.socket(type=socket.SOCK_DGRAM) as client:
+                client.bind((f"127.0.0.{n % 2 + 1}", 0))
+                client.sendto(b"<13>%d" % n, ("127.0.0.1", server.address[1]))
+        assert wait_until(lambda: len(server._gathering._waiting) == 3, timeout_s=TIMEOUT_S, poll_s=0.01)
+        run(server.stop())
+    assert {sender.peer: decoded.records.texts for decoded, _, sender in door.requests} == {
+        "127.0.0.1": ["<13>0", "<13>2"],
+        "127.0.0.2": ["<13>1"],
+    }
 
 
 def test_a_sender_is_held_back_while_the_door_is_full_and_loses_nothing(

@@ -11,7 +11,7 @@ import hmac
 import io
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,6 +26,9 @@ from pipeline.sources.protocols.json_text import MAX_RECORDS, check_count, json_
 MOST_BYTES: Final = 8 * 1024 * 1024 + 64 * 1024
 MOST_INFLATED: Final = 20 * 1024 * 1024
 _DEEPEST: Final = 32  # levels of a record
+# One byte of msgpack can be a list, which takes 64 in memory.
+_MOST_CONTAINERS: Final = 500_000  # of a message, without the events that are packed
+_MOST_EVENT_BYTES: Final = 1024 * 1024
 _READ_BYTES: Final = 4_096  # with which a buffer of msgpack begins
 _WINDOW: Final = 8 * 1024 * 1024  # of zstd; its encoders take more at level 20 and above
 _LOGS: Final = 0  # Fluent Bit marks metrics and traces with other signals
@@ -56,6 +59,7 @@ class ForwardFraming:
 
     def __init__(self) -> None:
         self._unpacker: Any = None  # 40 KiB, so only while a value has begun
+        self._containers = 0
         self._received = 0
         self._ended = 0  # how much of `_received` is values that have ended
 
@@ -72,7 +76,7 @@ class ForwardFraming:
     def feed(self, data: bytes) -> list[Any]:
         """The values that end within `data`. Raises Undecodable."""
         if self._unpacker is None:
-            self._unpacker = _unpacker(2 * MOST_BYTES)
+            self._unpacker = _unpacker(2 * MOST_BYTES, self._count)
             self._received = self._ended = 0
         self._received += len(data)
         values: list[Any] = []
@@ -81,6 +85,7 @@ class ForwardFraming:
             while self._ended < self._received:
                 values.append(self._unpacker.unpack())
                 self._ended = self._unpacker.tell()
+                self._containers = 0
             self._unpacker = None
         except msgpack.OutOfData:
             if self.size > MOST_BYTES:
@@ -92,6 +97,12 @@ class ForwardFraming:
                 f"the stream is not msgpack within its limits ({exc}); send forward here"
             ) from exc
         return values
+
+    def _count(self, container: Any) -> Any:
+        self._containers += 1
+        if self._containers > _MOST_CONTAINERS:
+            raise ValueError(f"a message has more than {_MOST_CONTAINERS:,} lists and maps")
+        return container
 
 
 def forward_message(value: Any) -> ForwardMessage | None:
@@ -123,18 +134,9 @@ def forward_lines(message: ForwardMessage) -> list[str]:
     check_count(len(message.events))
     lines = [_document(event) for event in message.events]
     if message.packed:
-        packed = _inflated(message.packed, message.compressed)
-        unpacker = _unpacker(MOST_INFLATED)
-        try:
-            unpacker.feed(packed)
-            for event in unpacker:
-                lines.append(_document(event))
-                check_count(len(lines))
-            complete = unpacker.tell() == len(packed)
-        except _FAULTS as exc:
-            raise Undecodable(f"the events of a message are not msgpack within its limits ({exc})") from exc
-        if not complete:
-            raise Undecodable("the last event of a message has no end")
+        for event in _events(_inflated(message.packed, message.compressed)):
+            lines.append(_document(event))
+            check_count(len(lines))
     return lines
 
 
@@ -150,7 +152,28 @@ def acknowledgement(chunk: bytes) -> bytes:
     return _packed({"ack": chunk})
 
 
-def _unpacker(limit: int) -> Any:
+def _events(packed: bytes) -> Iterator[Any]:
+    """The length of an event is looked at before it is built."""
+    scanner, unpacker = _unpacker(MOST_INFLATED), _unpacker(MOST_INFLATED)
+    start = 0
+    try:
+        scanner.feed(packed)
+        unpacker.feed(packed)
+        while start < len(packed):
+            scanner.skip()
+            if scanner.tell() - start > _MOST_EVENT_BYTES:
+                raise Undecodable(
+                    f"an event has more than {_MOST_EVENT_BYTES // 2**20} MiB; send it in parts"
+                )
+            start = scanner.tell()
+            yield unpacker.unpack()
+    except msgpack.OutOfData as exc:
+        raise Undecodable("the last event of a message has no end") from exc
+    except _FAULTS as exc:
+        raise Undecodable(f"the events of a message are not msgpack within its limits ({exc})") from exc
+
+
+def _unpacker(limit: int, hook: Callable[[Any], Any] | None = None) -> Any:
     # Bytes and texts are not told apart: Ruby packs a text of unknown encoding as bytes.
     return msgpack.Unpacker(
         raw=True,
@@ -160,6 +183,8 @@ def _unpacker(limit: int) -> Any:
         max_array_len=MAX_RECORDS,
         max_map_len=10_000,
         max_ext_len=64,
+        list_hook=hook,
+        object_hook=hook,
     )
 
 

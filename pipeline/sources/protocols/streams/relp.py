@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pipeline.sources.protocols.contract import Undecodable
-from pipeline.sources.protocols.syslog import MOST_BYTES
+from pipeline.sources.protocols.streams.syslog import MOST_BYTES
 
 _HEADER: Final = re.compile(rb"([0-9]{1,9}) ([a-z]{1,32}) ([0-9]{1,9})([ \n])")
 _LONGEST_HEADER: Final = 54
