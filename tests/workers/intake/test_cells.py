@@ -21,6 +21,8 @@ from pipeline.workers.intake import identity
 from pipeline.workers.intake.door import Door
 from pipeline.workers.intake.senders import SentBy
 
+pytestmark = pytest.mark.long  # starts processes
+
 SENDER = SentBy(protocol="lines", key="", peer="")
 BOTH = Decoded(records=PushedRecords(["a", "b", "c"], workloads=["shop/a", "till", "shop/a"]), distinct=True)
 
