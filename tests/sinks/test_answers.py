@@ -353,8 +353,9 @@ def test_a_question_is_cancelled_while_its_answer_is_on_its_way_to_polars(
         with monkeypatch.context() as patched:
             patched.setattr(engines, "pl", frames)
             with pytest.raises(AnswerCancelled), engine.question():
-                engine.rows("SELECT 1 AS line", schema={"line": pl.Int64})
-        asked(engine, said, "SELECT count(*) AS line FROM duckdb_tables()")
+                engine.table("large", "SELECT 1 AS line")
+                engine.rows("SELECT line FROM large", schema={"line": pl.Int64})
+        asked(engine, said, "SELECT count(*) AS line FROM duckdb_tables() WHERE table_name = 'large'")
         assert said == [0], "no table of a cancelled question takes memory"
 
 
