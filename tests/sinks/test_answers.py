@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
@@ -314,16 +315,16 @@ def test_names_of_folders_are_taken_as_they_are(tmp_path: Path) -> None:
 ENDLESS = "SELECT count(*) AS line FROM range(1_000_000_000_000) AS numbers(n) WHERE sqrt(n) = 0.5"
 
 
-def asked(engine: Engine, said: list[BaseException]) -> None:
+def asked(engine: Engine, said: list[Any], question: str = ENDLESS) -> None:
     try:
         with engine.question():
-            engine.rows(ENDLESS, schema={"line": pl.Int64})
+            said.append(engine.rows(question, schema={"line": pl.Int64}).item())
     except AnswerCancelled as exc:
         said.append(exc)
 
 
 def test_a_question_is_cancelled_from_another_thread_and_the_next_one_is_answered(tmp_path: Path) -> None:
-    said: list[BaseException] = []
+    said: list[Any] = []
     with Engine([tmp_path]) as engine:
         thread = threading.Thread(target=asked, args=(engine, said))
         thread.start()
@@ -338,8 +339,28 @@ def test_a_question_is_cancelled_from_another_thread_and_the_next_one_is_answere
             assert engine.rows("SELECT 1 AS line", schema={"line": pl.Int64}).item() == 1
 
 
+def test_a_question_is_cancelled_while_its_answer_is_on_its_way_to_polars(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Engine([]) as engine:
+
+        def interrupted(_table: object) -> pl.DataFrame:
+            engine.cancel()
+            raise pl.exceptions.ComputeError("got external error: INTERRUPT Error: Interrupted!")
+
+        said: list[Any] = []
+        frames = SimpleNamespace(DataFrame=interrupted, exceptions=pl.exceptions)
+        with monkeypatch.context() as patched:
+            patched.setattr(engines, "pl", frames)
+            with pytest.raises(AnswerCancelled), engine.question():
+                engine.table("large", "SELECT 1 AS line")
+                engine.rows("SELECT line FROM large", schema={"line": pl.Int64})
+        asked(engine, said, "SELECT count(*) AS line FROM duckdb_tables() WHERE table_name = 'large'")
+        assert said == [0], "no table of a cancelled question takes memory"
+
+
 def test_a_question_ends_at_its_limit(tmp_path: Path) -> None:
-    said: list[BaseException] = []
+    said: list[Any] = []
     with Engine([tmp_path], limit_s=0.1) as engine:
         asked(engine, said)
     assert str(said[0]).startswith("the answer takes longer than 0.1 s; ask for a shorter span")

@@ -61,7 +61,9 @@ class Engine:
         self, folders: Sequence[Path], *, cache: Path | None = None, limit_s: float | None = LIMIT_S
     ) -> None:
         self.limit_s = limit_s
+        self._place = folders[0] if folders else "no folder"
         self._files: dict[str, list[RowFile]] = {}  # of the views, for the name of a damaged one
+        self._tables: set[str] = set()
         self._cancelled = False
         self._alarm: threading.Event | None = None  # of the question that runs
         self._spill = None if cache is None else _spill_folder(cache)
@@ -142,6 +144,8 @@ class Engine:
             watch.join()
             self._alarm = None
             self._files.clear()
+            while self._tables:
+                self._connection.execute(f"DROP TABLE IF EXISTS {self._tables.pop()}")
 
     def view(
         self, name: str, files: Sequence[RowFile], schema: Mapping[str, Any], *, numbered: bool = False
@@ -175,14 +179,23 @@ class Engine:
             raise duckdb.InterruptException
         self._connection.execute(statement, parameters)
 
+    def table(self, name: str, question: str, parameters: Mapping[str, object] | None = None) -> None:
+        """Gives the answer of a SELECT a name until the question ends; it counts to MEMORY."""
+        self._tables.add(name)
+        self.run(f"CREATE OR REPLACE TEMP TABLE {name} AS {question}", parameters)
+
     def rows(
         self, question: str, parameters: Mapping[str, object] | None = None, *, schema: Mapping[str, Any]
     ) -> pl.DataFrame:
         """The answer of a SELECT, in the types of `schema`."""
         # A result with parameters reaches Polars by way of Python objects; a table does not.
-        self.run(f"CREATE OR REPLACE TEMP TABLE answer AS {question}", parameters)
-        frame = pl.DataFrame(self._connection.table("answer"))
-        self.run("DROP TABLE answer")
+        self.table("answer", question, parameters)
+        try:
+            frame = pl.DataFrame(self._connection.table("answer"))
+        except pl.exceptions.ComputeError as exc:  # how Polars says that its source was interrupted
+            if self._alarm is not None and self._alarm.is_set():
+                raise duckdb.InterruptException(str(exc)) from exc
+            raise
         return frame.cast({name: schema[name] for name in frame.columns})
 
     def _watch(self, alarm: threading.Event, over: threading.Event) -> None:
@@ -193,7 +206,7 @@ class Engine:
 
     def _damage(self, exc: duckdb.Error) -> BadPayload:
         every = [file.path for files in self._files.values() for file in files]
-        place = damaged_file(every) or (every[0].parent if every else "the store")
+        place = damaged_file(every) or self._place
         first, *_ = str(exc).splitlines()
         return BadPayload(
             f"results cannot be read from {place} ({first}); remove the damaged file and run again"

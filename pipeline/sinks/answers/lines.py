@@ -93,8 +93,7 @@ def near_lines(
 ) -> pl.DataFrame:
     """The lines in the neighbourhood of the hits, which need the columns record_id, source and line.
 
-    Where the hits have timestamps, it ends NEIGHBOURHOOD before and after them; where they have workloads, it
-    is of these. Raises AnswerCancelled, BadInput, BadPayload."""
+    Where the hits have workloads, it is of these. Raises AnswerCancelled, BadInput, BadPayload."""
     schema = {name: RESULT_SCHEMA[name] for name in columns}
     if hits.is_empty() or not files:
         return pl.DataFrame(schema=schema)

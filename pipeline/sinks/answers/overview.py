@@ -67,7 +67,6 @@ GROUP BY start
 """
 # The numbers of rows are found first: texts of millions of rows would be read for some hundred of them.
 _FIRSTS: Final = """
-CREATE OR REPLACE TEMP TABLE firsts AS
 SELECT (place // 4294967296)::BIGINT AS file, (place % 4294967296)::BIGINT AS row
 FROM (
     SELECT min(file * 4294967296 + row) AS place
@@ -112,5 +111,5 @@ def samples_of(engine: Engine, files: Sequence[RowFile], chars: int) -> pl.DataF
     Raises AnswerCancelled, BadInput, BadPayload."""
     with engine.question():
         engine.view("lines", files, RESULT_SCHEMA, numbered=True)
-        engine.run(_FIRSTS)
+        engine.table("firsts", _FIRSTS)
         return engine.rows(_SAMPLES, {"chars": chars}, schema=EXCERPT_SCHEMA)

@@ -39,7 +39,6 @@ class RateFiles:
 
 # Counts of lines, for sums and trend.
 _LINES: Final = """
-CREATE OR REPLACE TEMP TABLE {span}_lines AS
 SELECT
     workload,
     template_id,
@@ -83,7 +82,6 @@ _SLOTTED: Final = (
 )
 # The patterns that are shown, with what an order needs.
 _SHOWN: Final = """
-CREATE OR REPLACE TEMP TABLE shown AS
 WITH spans AS (
     SELECT
         now,
@@ -181,12 +179,12 @@ def pattern_page(
         for span, files in (("now", now), ("then", then)):
             engine.view("lines", files.lines, RESULT_SCHEMA)
             bounds = {"begin": epoch_us(files.begin), "end": epoch_us(files.end)}
-            engine.run(_LINES.format(span=span, **words), parameters | slots | bounds)
+            engine.table(f"{span}_lines", _LINES.format(**words), parameters | slots | bounds)
             engine.view(f"{span}_whole", files.whole, RATES_SCHEMA)
             engine.view(f"{span}_partly", files.partly, RATES_SCHEMA)
         engine.view("now_fine_whole", now.fine_whole, FINE_SCHEMA)
         engine.view("now_fine_partly", now.fine_partly, FINE_SCHEMA)
-        engine.run(_SHOWN.format(**words), parameters)
+        engine.table("shown", _SHOWN.format(**words), parameters)
         page = engine.rows(_PAGE.format(**words), parameters | slots, schema=PATTERN_SCHEMA)
     return page.select(list(PATTERN_SCHEMA))
 
