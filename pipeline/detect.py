@@ -54,6 +54,7 @@ WORK_SCHEMA: Final[dict[str, Any]] = {
 }
 _OF_RECORD: Final = ("key", "pattern_id", "masked", "severe", "level")  # the first record of a key has these
 _EVIDENCE: Final = ("surprisal", "words", "unseen", "tokens", "severity", "novelty", "prior")
+_ANY: Final = ("",)  # formats, where nothing is to be parsed
 _VERDICT: Final = ("template_id", "score", "anomalous", "p_value", "reasons")
 
 
@@ -104,11 +105,13 @@ def _with_keys_of(parsed: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame | No
 def _parsed_all(batches: Sequence[tuple[pl.DataFrame, Meta]]) -> list[pl.DataFrame]:
     """Batches of the same formats and zone that arrived within an hour are parsed together.
 
-    The time of arrival completes a time without a year, and no hour changes that."""
+    The time of arrival completes a time without a year, and no hour changes that. Records with messages have
+    nothing to parse, so any formats are theirs."""
     groups: dict[object, list[int]] = {}
-    for place, (_, meta) in enumerate(batches):
+    for place, (records, meta) in enumerate(batches):
         hour = meta.arrived.replace(minute=0, second=0, microsecond=0)
-        groups.setdefault((meta.formats, meta.zone, hour) if meta.formats else place, []).append(place)
+        names = meta.formats if _is_unparsed(records) else _ANY
+        groups.setdefault((names, meta.zone, hour) if names else place, []).append(place)
     parsed: dict[int, pl.DataFrame] = {}
     for places in groups.values():
         several = [batches[place] for place in places]
@@ -136,8 +139,15 @@ def _parsed_together(batches: Sequence[tuple[pl.DataFrame, Meta]]) -> list[pl.Da
 
 
 def _parsed(records: pl.DataFrame, meta: Meta) -> pl.DataFrame:
-    names = meta.formats or formats.detect(records["raw"].head(200).to_list())
+    names = meta.formats
+    if not names and _is_unparsed(records):
+        names = formats.detect(records["raw"].head(200).to_list())
     return formats.parse(records, names, arrived=meta.arrived, zone=meta.zone)
+
+
+def _is_unparsed(records: pl.DataFrame) -> bool:
+    """Whether some record has a raw text alone."""
+    return bool(records["message"].null_count())
 
 
 def distinct(prepared: pl.DataFrame, version: str) -> pl.DataFrame:

@@ -70,11 +70,25 @@ def framed_by_workload(
     """The records of each workload in a batch of several, and the formats of their headers."""
     places = records.rows_by_workload()
     rows = _columns(records.take([row for several in places.values() for row in several]))
-    parts = list(parted(rows, map(len, places.values())))
-    expected = [known.of(workload) for workload in places]
+    return _with_formats(list(places), list(parted(rows, map(len, places.values()))), known)
+
+
+def framed_records(
+    records: PushedRecords, workload: str, known: KnownFormats
+) -> tuple[pl.DataFrame, tuple[str, ...]]:
+    """The records of a batch of one workload, and the formats of their headers."""
+    ((_, rows, formats),) = _with_formats([workload], [_columns(records)], known)
+    return rows, formats
+
+
+def _with_formats(
+    workloads: Sequence[str], parts: Sequence[pl.DataFrame], known: KnownFormats
+) -> list[tuple[str, pl.DataFrame, tuple[str, ...]]]:
+    """Each part with the formats that its workload is known to have, where it plainly has them."""
+    expected = [known.of(workload) for workload in workloads]
     fit = _fitting(parts, expected)
     found = []
-    for workload, part, formats, fits in zip(places, parts, expected, fit, strict=True):
+    for workload, part, formats, fits in zip(workloads, parts, expected, fit, strict=True):
         if formats is not None and fits:
             found.append((workload, part, formats))
         else:

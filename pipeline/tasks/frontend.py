@@ -14,7 +14,7 @@ from pipeline.logs import logger
 from pipeline.records.columns import gathered, parted
 from pipeline.records.delivery import Claim
 from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
-from pipeline.sources.pushed import framed, framed_alike, framed_by_workload
+from pipeline.sources.pushed import framed, framed_alike, framed_by_workload, framed_records
 from pipeline.tasks.context import Context
 from pipeline.watching.sessions import keys as session_keys
 
@@ -101,6 +101,9 @@ def _with_formats(claim: Claim, formats: tuple[str, ...]) -> Claim:
 def _framed_alone(
     context: Context, claim: Claim, payload: pl.DataFrame | Pushed, earlier: tuple[str, ...] | None
 ) -> tuple[Claim, pl.DataFrame]:
+    if isinstance(payload, PushedRecords) and earlier is None:
+        records, formats = framed_records(payload, claim.workload, context.formats)
+        return _with_formats(claim, formats), records
     records, formats = framed(payload, claim.meta.formats, earlier=earlier)
     if isinstance(payload, PushedLines) and earlier is None:
         context.formats.tell(claim.workload, formats)

@@ -3,12 +3,15 @@
 from datetime import UTC, datetime
 
 import polars as pl
+import pytest
 
 from pipeline import detect
+from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.records.batch import Purpose
 from pipeline.records.delivery import Meta
 from pipeline.records.pushed import PushedRecords
-from pipeline.sources.pushed import framed
+from pipeline.sources import formats, pushed
+from pipeline.sources.pushed import KnownFormats, framed, framed_records
 
 META = Meta(source="push", source_key="0" * 16, purpose=Purpose.SCORE, arrived=datetime(2026, 11, 25, tzinfo=UTC),
             formats=(), zone="UTC")  # fmt: skip
@@ -43,3 +46,27 @@ def test_records_stay_apart_whatever_their_text_looks_like() -> None:
     assert frame["raw"].to_list() == texts
     assert frame["lines"].to_list() == [1, 1, 1, 1, 2]
     assert frame["line"].dtype == pl.UInt64
+
+
+def test_the_formats_of_a_workload_are_looked_for_again_when_a_record_has_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known, looks = KnownFormats(), []
+    monkeypatch.setattr(pushed, "detect", lambda lines: (looks.append(lines), formats.detect(lines))[1])
+    iso = PushedRecords([None], raws=["2026-11-25 10:00:00 INFO started"])
+    other = PushedRecords([None], raws=['{"log":"a","stream":"stdout","time":"2026-11-25T10:00:00.5Z"}'])
+    found = [framed_records(records, "w", known)[1] for records in (iso, iso, other, other)]
+    assert found[0] == found[1] != found[2]
+    assert len(looks) == 3, "a line in Docker's wrapper always takes a look"
+
+
+def test_no_formats_are_looked_for_in_records_that_have_their_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batches = [framed(PushedRecords([f"user {n} came"], raws=['{"user":1}']))[0] for n in range(3)]
+    masks = MaskSet.load()
+    alone = [detect.prepare(rows, META, masks) for rows in batches]
+    monkeypatch.setattr(formats, "detect", lambda lines: pytest.fail(f"looked at {lines}"))
+    together = detect.prepare_all([(rows, META) for rows in batches], masks)
+    for one, other in zip(alone, together, strict=True):
+        assert one.equals(other.select(one.columns))
