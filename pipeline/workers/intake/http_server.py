@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pipeline.settings.listeners import Listener
 from pipeline.workers.intake.app import Service, intake_app
-from pipeline.workers.intake.tls_files import TlsFiles
+from pipeline.workers.sockets import TlsFiles
 
 MOST_CONNECTIONS: Final = 4_096
 # Of all files of this process that are no connections of senders.
