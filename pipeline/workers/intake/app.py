@@ -51,6 +51,13 @@ INLINE_BYTES: Final = 32 << 10
 DECODING: Final = 4  # bodies at a time; they share one interpreter
 MAX_IDENTITY: Final = 512  # characters of a declared key
 HEC: Final = "/services/collector"
+_OTLP: Final = ("/v1/logs",)
+_BULK: Final = ("/_bulk", "/{index}/_bulk", "/es/_bulk", "/es/{index}/_bulk")
+_LOKI: Final = ("/loki/api/v1/push", "/api/prom/push")
+_HEC: Final = tuple(f"{HEC}{end}" for end in ("", "/event", "/event/1.0", "/raw", "/raw/1.0"))
+_LINES: Final = ("/api/v1/lines", "/lines", "/ndjson")
+_JOURNAL: Final = ("/upload",)
+POSTED: Final = frozenset((*_OTLP, *_BULK, *_LOKI, *_HEC, *_LINES, *_JOURNAL))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -161,20 +168,16 @@ class Exchange:
 
 def intake_app(service: Service, listener: Listener) -> Starlette:
     """The application of one listener."""
-    otlp, bulk, loki = (
-        Exchange(service, listener, dialect) for dialect in (OtlpDialect(), BulkDialect(), LokiDialect())
-    )
-    hec, lines, journal = (
-        Exchange(service, listener, dialect) for dialect in (HecDialect(), LinesDialect(), JournalDialect())
-    )
-    posts: dict[str, Exchange] = {
-        "/v1/logs": otlp,
-        **dict.fromkeys(("/_bulk", "/{index}/_bulk", "/es/_bulk", "/es/{index}/_bulk"), bulk),
-        **dict.fromkeys(("/loki/api/v1/push", "/api/prom/push"), loki),
-        **dict.fromkeys((f"{HEC}{end}" for end in ("", "/event", "/event/1.0", "/raw", "/raw/1.0")), hec),
-        **dict.fromkeys(("/api/v1/lines", "/lines", "/ndjson"), lines),
-        "/upload": journal,
-    }
+    hec = Exchange(service, listener, HecDialect())
+    posts: dict[str, Exchange] = dict.fromkeys(_HEC, hec)
+    for paths, dialect in (
+        (_OTLP, OtlpDialect()),
+        (_BULK, BulkDialect()),
+        (_LOKI, LokiDialect()),
+        (_LINES, LinesDialect()),
+        (_JOURNAL, JournalDialect()),
+    ):
+        posts |= dict.fromkeys(paths, Exchange(service, listener, dialect))
 
     async def readyz(_request: Request) -> Response:
         try:
@@ -232,6 +235,8 @@ async def _alive(_request: Request) -> Response:
 async def _elsewhere(request: Request) -> Response:
     """The questions of Elasticsearch's clients; the other signals of OpenTelemetry; nothing."""
     path = request.url.path
+    if path in POSTED or path.endswith("/_bulk"):
+        return json_answer({"error": f"lines come in at {path[:200]} by POST"}, 405, {"Allow": "POST"})
     told = preamble(request.method, path.removeprefix("/es"))
     if told is not None:
         return Response(told.body, told.status, dict(told.headers))

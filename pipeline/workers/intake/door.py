@@ -87,12 +87,10 @@ class Door:
         Raises Undecodable for records that are no text, IdentityConflict, and RedisUnavailable when it is
         unknown whether the request is in."""
         loop = asyncio.get_running_loop()
-        began, outcome, size = loop.time(), "failed", 0
-        answer: Accepted | Full
         records = with_usable_names(decoded.records)
+        began, outcome, size = loop.time(), "failed", text_size(records)
+        answer: Accepted | Full = Accepted(batch_id="")
         try:
-            size = text_size(records)
-            answer = Accepted(batch_id="")
             if records.height:
                 answer = await self._taken(records, size, told_apart(identity))
             outcome = "full" if isinstance(answer, Full) else "duplicate" if answer.duplicate else "accepted"
@@ -142,7 +140,9 @@ class Door:
         return [(producers[key], take_rows(records, chosen, named=True)) for key, chosen in rows.items()]
 
     def _window(self, producer: Producer) -> "_Window":
-        return self._windows.setdefault(id(producer), _Window(producer))
+        if (window := self._windows.get(id(producer))) is None:
+            window = self._windows[id(producer)] = _Window(producer)
+        return window
 
     def hurry(self) -> None:
         """Gathers no longer and has no patience: the process is about to end."""
