@@ -62,7 +62,7 @@ POSTED: Final = frozenset((*_OTLP, *_BULK, *_LOKI, *_HEC, *_LINES, *_JOURNAL))
 
 @dataclass(slots=True, kw_only=True)
 class Service:
-    """What all requests of a process share."""
+    """The parts that all requests of a process share."""
 
     door: Door
     keys: SenderKeys
@@ -72,7 +72,7 @@ class Service:
 
     async def ring(self) -> KeyRing:
         """The keys as they were lately. Of many requests one asks Redis. Raises RequestRefused."""
-        if (ring := self.keys.seen()) is not None:
+        if (ring := self.keys.recent()) is not None:
             return ring
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(asyncio.to_thread(self.keys.lately))
@@ -111,7 +111,7 @@ class Exchange:
                 self.service.door.senders.heard(sender, refused=True)
             return self.dialect.refused(hints, refused)
         except ClientDisconnect:
-            return Response(status_code=400)  # nobody reads it
+            return Response(status_code=400)  # without a reader
         except Exception:  # noqa: BLE001 - one request must not end the others
             logger().exception("intake.failed", protocol=self.dialect.protocol)
             return self.dialect.refused(
@@ -148,14 +148,14 @@ class Exchange:
                 Refusal.UNDECODABLE, f"the Idempotency-Key is too long; use at most {MAX_IDENTITY} characters"
             )
         path = hints.path
-        told = (
+        request_identity = (
             identity.declared(declared, body, key=name, path=path)
             if declared
             else identity.of_body(body, distinct=decoded.distinct, key=name, path=path)
         )
         sender = SentBy(protocol=self.dialect.protocol, key=name, peer=hints.peer)
         try:
-            answer = await self.service.door.take(decoded, identity=told, sender=sender)
+            answer = await self.service.door.take(decoded, identity=request_identity, sender=sender)
         except IdentityConflict as exc:
             raise RequestRefused(Refusal.CONFLICT, str(exc)) from exc
         except Undecodable as exc:
@@ -237,13 +237,13 @@ async def _elsewhere(request: Request) -> Response:
     path = request.url.path
     if path in POSTED or path.endswith("/_bulk"):
         return json_answer({"error": f"lines come in at {path[:200]} by POST"}, 405, {"Allow": "POST"})
-    told = preamble(request.method, path.removeprefix("/es"))
-    if told is not None:
-        return Response(told.body, told.status, dict(told.headers))
+    fixed = preamble(request.method, path.removeprefix("/es"))
+    if fixed is not None:
+        return Response(fixed.body, fixed.status, dict(fixed.headers))
     if path in ("/v1/traces", "/v1/metrics"):
-        what = path.removeprefix("/v1/")
+        signal = path.removeprefix("/v1/")
         return json_answer(
-            {"error": f"the intake takes logs, no {what}; turn the exporter of {what} off"}, 404
+            {"error": f"the intake takes logs, no {signal}; turn the exporter of {signal} off"}, 404
         )
     return json_answer({"error": f"there is no {path[:200]} here; lines come in at {WHERE}"}, 404)
 

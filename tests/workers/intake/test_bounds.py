@@ -70,7 +70,7 @@ def test_a_body_that_is_too_large_is_read_on_so_that_its_sender_sees_the_answer(
 
 
 def test_bodies_of_all_requests_share_one_room() -> None:
-    assert refused(lambda: pieces(b"12345678"), room=Room(most=7)) is Refusal.FULL
+    assert refused(lambda: pieces(b"12345678"), room=Room(limit=7)) is Refusal.FULL
 
 
 def on_a_server(settings: Settings, use: Any, *, at: str = "http://127.0.0.1:0") -> Any:
