@@ -173,7 +173,7 @@ class Intake:
                 return Accepted(batch_id=batches[0].batch_id, pending_batches=int(answer[1]))
 
     def _limits(self, *, backfill: bool) -> dict[str, Any]:
-        """What both scripts compare with. Backfill leaves room for fresh batches."""
+        """The limits that both scripts compare with. Backfill leaves room for fresh batches."""
         s = self.store.settings
         part = BACKFILL_PART if backfill else 1.0
         return {

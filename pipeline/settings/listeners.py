@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, Self
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-# The usual port of each scheme. Those below 1024 need rights.
+# The usual port of each scheme. Ports below 1024 need rights.
 PORTS: Final = {
     "http": 4318, "https": 4318, "grpc": 4317, "grpcs": 4317,
     "syslog+udp": 5514, "syslog+tcp": 5514, "syslog+tls": 6514,

@@ -22,7 +22,7 @@ JSON: Final = "application/json"
 PLAIN: Final = "text/plain; charset=utf-8"
 LOGIN: Final = {"WWW-Authenticate": 'Basic realm="logweir"'}
 RETRY: Final = {"Retry-After": str(RETRY_AFTER_S)}
-# What OTLP calls a refusal: codes of gRPC.
+# OTLP names a refusal by a code of gRPC.
 _GRPC: Final = {
     Refusal.FULL: 14, Refusal.AWAY: 14, Refusal.FAILED: 14, Refusal.UNDECODABLE: 3, Refusal.TOO_LARGE: 8,
     Refusal.ENCODING: 3, Refusal.SLOW: 4, Refusal.KEY_MISSING: 16, Refusal.KEY_WRONG: 16,

@@ -86,14 +86,12 @@ class Door:
         Raises Undecodable for records that are no text, IdentityConflict, and RedisUnavailable when it is
         unknown whether the request is in."""
         loop = asyncio.get_running_loop()
-        began, outcome, size = loop.time(), "failed", 0
-        answer: Accepted | Full
         records = with_usable_names(decoded.records)
+        began, outcome, size = loop.time(), "failed", text_size(records)
+        answer: Accepted | Full = Accepted(batch_id="")
         try:
-            size = text_size(records)
-            answer = Accepted(batch_id="")
             if records.height:
-                answer = await self._taken(records, size, told_apart(identity))
+                answer = await self._decided(records, size, told_apart(identity))
             outcome = "full" if isinstance(answer, Full) else "duplicate" if answer.duplicate else "accepted"
         except IdentityConflict:
             outcome = "conflict"
@@ -111,7 +109,7 @@ class Door:
             )
         return answer
 
-    async def _taken(self, records: PushedRecords, size: int, identity: RequestIdentity) -> Accepted | Full:
+    async def _decided(self, records: PushedRecords, size: int, identity: RequestIdentity) -> Accepted | Full:
         if self.held and self.held + size > HELD_BYTES:
             return Full(pending_bytes=self.held, pending_batches=0, reason="process", retry_after_s=RETRY_S)
         backfill = self.producer.is_past(records.latest)
@@ -141,7 +139,9 @@ class Door:
         return [(producers[key], take_rows(records, chosen)) for key, chosen in rows.items()]
 
     def _window(self, producer: Producer) -> "_Window":
-        return self._windows.setdefault(id(producer), _Window(producer))
+        if (window := self._windows.get(id(producer))) is None:
+            window = self._windows[id(producer)] = _Window(producer)
+        return window
 
     def hurry(self) -> None:
         """Gathers no longer and has no patience: the process is about to end."""
@@ -233,8 +233,8 @@ class _Window:
         later: list[_Waiting] = []
         names: set[str] = set()
         records = size = 0
-        most = self.producer.settings.internal.batch_records
-        while self.waiting and records < most and size < WINDOW_BYTES:
+        limit = self.producer.settings.internal.batch_records
+        while self.waiting and records < limit and size < WINDOW_BYTES:
             request = self.waiting.popleft()
             if request.answer.done():
                 continue
@@ -338,8 +338,8 @@ def _without_known(unit: Sequence[_Waiting], known: Known) -> list[_Waiting]:
         unit[index].fail(
             IdentityConflict("this key was used for another body before; give every request a key of its own")
         )
-    gone = {*known.duplicates, *known.conflicts}
-    return [request for index, request in enumerate(unit) if index not in gone]
+    known_indices = {*known.duplicates, *known.conflicts}
+    return [request for index, request in enumerate(unit) if index not in known_indices]
 
 
 def _worst(answers: "Sequence[Accepted | Full | BaseException]") -> Accepted | Full:
