@@ -146,7 +146,7 @@ class Intake:
             ],
             requests=[NewRequestArgs(name=request.name, body=request.body) for request in requests],
             slot_ms=IDENTITY_SLOT_MS,
-            most=MAX_IDENTITIES,
+            slot_identities=MAX_IDENTITIES,
             **self._limits(backfill=backfill),
             skip_keep_s=KEEP_DONE_S,
         )

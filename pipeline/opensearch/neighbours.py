@@ -72,5 +72,5 @@ def _beside(hit: dict[str, Any], order: str, records: int, within: timedelta) ->
 
 
 def _key(record_id: str) -> str:
-    """What all records of one reading of one source share in their ids."""
+    """The part of their ids that all records of one reading of one source share."""
     return record_id.rpartition("-")[0] or record_id

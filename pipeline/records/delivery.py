@@ -183,7 +183,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadEnd:
-    """What the commit of a batch says of one of its workloads.
+    """One workload in the commit of a batch.
 
     `outcomes`: line counters to add. `measured`: drift counters to add under model `version`.
     `observation`: a message to the watcher, b"" for none."""

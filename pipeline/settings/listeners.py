@@ -1,4 +1,4 @@
-"""The addresses at which the intake listens: `http://127.0.0.1:4318`, `https://0.0.0.0:4318?cert=a.pem&key=a.key`.
+"""The addresses at which the intake listens, such as `https://0.0.0.0:4318?cert=a.pem&key=a.key`.
 
 The scheme names the protocol. A port that is left out is the usual one of its protocol.
 """

@@ -80,5 +80,5 @@ def _ordered(near: pl.DataFrame) -> pl.DataFrame:
 
 
 def _keys(frame: pl.DataFrame) -> pl.Series:
-    """What all records of one reading of one source share in their ids."""
+    """The part of their ids that all records of one reading of one source share."""
     return frame["record_id"].str.replace("-[^-]*$", "")

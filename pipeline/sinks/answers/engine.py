@@ -167,9 +167,9 @@ class Engine:
                 f'NULL::{_TYPES[_kind(kind)]} AS "{column}"' for column, kind in schema.items()
             )
             sources = [("0", "(SELECT 0 AS file_row_number) WHERE false")]
+        place = ", {} AS file, file_row_number AS row" if numbered else ""
         rows = " UNION ALL ".join(
-            f"SELECT {columns}{f', {number} AS file, file_row_number AS row' if numbered else ''} FROM {source}"
-            for number, source in sources
+            f"SELECT {columns}{place.format(number)} FROM {source}" for number, source in sources
         )
         self.run(f"CREATE OR REPLACE TEMP VIEW {name} AS {rows}")
 

@@ -16,7 +16,7 @@ from pipeline.sinks.answers.around import NEIGHBOURHOOD, with_context
 
 class IndexAnswers:
     """`Answers` from OpenSearch. Text is looked for as a phrase of whole words, and times of patterns are in
-    milliseconds. What was written within the last seconds may be missing."""
+    milliseconds. Lines of the last seconds may be missing."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

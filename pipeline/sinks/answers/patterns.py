@@ -1,7 +1,7 @@
 """Patterns from files: counts by the hour and five minutes where there are some, and lines for the others.
 
 Lines of parts that are not sealed, and of parts that lie only partly in a span, are counted once for sums and
-trend together. What a page shows beyond its sums is read for its patterns alone."""
+trend together. The other columns of a page are read for its patterns alone."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta

@@ -69,7 +69,8 @@ class OtlpDialect(Dialect):
         if not encoding:
             raise RequestRefused(
                 Refusal.ENCODING,
-                f"Content-Type {hints.content_type[:60]!r} is not OTLP's; use {otlp_answers.PROTOBUF} or {JSON}",
+                f"Content-Type {hints.content_type[:60]!r} is not OTLP's; "
+                f"use {otlp_answers.PROTOBUF} or {JSON}",
             )
         return (otlp.decode_json if encoding == JSON else otlp.decode_protobuf)(body, hints)
 
@@ -89,7 +90,7 @@ class OtlpDialect(Dialect):
 class CutResponse(Response):
     """A head that announces a body, and the end of the connection before it."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - as its base
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         head = [(b"content-length", b"1"), (b"connection", b"close")]
         await send({"type": "http.response.start", "status": self.status_code, "headers": head})
 
