@@ -14,8 +14,8 @@ class Answers(Protocol):
     """One question at a time; only `cancel` may come from another thread.
 
     Every question raises AnswerCancelled when it was cancelled or takes too long, and BadInput when it asks
-    for more than the store gives. A damaged file raises BadPayload, a store that is away SinkUnavailable or
-    SourceUnavailable."""
+    for too much. It raises BadPayload for a damaged file, and SinkUnavailable or SourceUnavailable where the
+    store does not answer."""
 
     def workloads(self) -> list[str]:
         """The names of all workloads that have results."""

@@ -34,8 +34,8 @@ class IndexAnswers:
     def context(self, hits: pl.DataFrame, records: int) -> pl.DataFrame:
         """As the protocol says."""
         self._stop.clear()
-        near = neighbours(self._client, self._settings, hits, records, within=NEIGHBOURHOOD, stop=self._stop)
-        return with_context(near, hits, records)
+        found = neighbours(self._client, self._settings, hits, records, within=NEIGHBOURHOOD, stop=self._stop)
+        return with_context(found, hits, records)
 
     def patterns(self, query: PatternQuery) -> pl.DataFrame:
         """As the protocol says."""
