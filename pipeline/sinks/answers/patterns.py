@@ -171,7 +171,8 @@ def pattern_page(
     fine = _FINE.format(slotted=_SLOTTED, columns=columns, **words)
     words["counts"] = _COUNTS.format(slotted=_SLOTTED, columns=f"{columns}, severe, score, sample", **words)
     words["trend"] = (
-        f"SELECT now, place, slot, fine.records FROM ({fine}) AS fine JOIN shown USING (workload, template_id)"
+        f"SELECT now, place, slot, fine.records FROM ({fine}) AS fine "
+        "JOIN shown USING (workload, template_id)"
         if now.fine_inner or now.fine_border
         else "SELECT * FROM few"
     )
