@@ -49,7 +49,7 @@ SELECT
     max(score) AS score,
     min("timestamp") AS "first",
     max("timestamp") AS "last",
-    any_value(left(message, {chars})) AS sample
+    left(any_value(message), {chars}) AS sample
 FROM (SELECT * REPLACE (coalesce(template_id, 0) AS template_id) FROM lines)
 WHERE "timestamp" >= make_timestamptz($begin) AND "timestamp" < make_timestamptz($end)
     AND template_id >= 0 AND {chosen}
