@@ -24,6 +24,7 @@ BATCH_LINES: Final = 40
 ENVIRONMENT: Final = {
     "LOGWEIR_FLOWER": "no",
     "LOGWEIR_METRICS": "no",
+    "LOGWEIR_INTAKE": "",
     "LOGWEIR_TRAIN_SECONDS": "5",
     "LOGWEIR_INGEST_PROCESSES": "2",
 }

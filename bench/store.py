@@ -11,6 +11,7 @@ import random
 import resource
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import median
@@ -22,13 +23,13 @@ import polars as pl
 from bench._running import scratch
 from bench._varied import real_files
 from pipeline.drain.masking.mask_set import MaskSet
+from pipeline.records.pattern_query import PatternQuery
 from pipeline.records.result_query import ResultQuery
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.sinks import parquet
+from pipeline.sinks.answers.files import FileAnswers
 from pipeline.sinks.compaction import Compactor, Fate
 from pipeline.sinks.parquet import ParquetSink
-from pipeline.sinks.query import matching, with_context
-from pipeline.sinks.rollups import pattern_sums
 from pipeline.sources import files, formats
 
 BATCH: Final = 500
@@ -54,7 +55,7 @@ def measure(data: Path, args: argparse.Namespace) -> dict[str, Any]:
         sink = ParquetSink(folder / "results")
         found = _filled(sink, _groups(data, folder, args.lines), args.lines)
         found["peer"] = _peer(_groups(data, folder, PEER_GROUPS * GROUP * BATCH), folder / "peer")
-        found |= _asked(sink)
+        found |= _asked(sink, folder)
     found["rss_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     return found
 
@@ -179,37 +180,30 @@ def _peer(groups: Iterator[list[tuple[str, pl.DataFrame]]], folder: Path) -> dic
     }
 
 
-def _asked(sink: ParquetSink) -> dict[str, Any]:
+def _asked(sink: ParquetSink, cache: Path) -> dict[str, Any]:
     """Milliseconds of the questions of an operator, each the median after one warm-up."""
     day = timedelta(days=1)
+    with closing(FileAnswers(sink, cache=cache)) as answers:
 
-    def page(days: int) -> Callable[[], object]:
-        since = END - days * day
-        return lambda: pattern_sums(sink, since, END, buckets=24)
+        def page(days: int) -> Callable[[], object]:
+            since = END - days * day
+            other = (since - days * day, since)
+            query = PatternQuery(since=since, until=END, against=other, limit=50)
+            return lambda: answers.patterns(query)
 
-    def findings() -> pl.DataFrame:
-        query = ResultQuery(limit=200, since=END - day, until=END, anomalous=True)
-        return matching(sink.scan(since=query.since, until=query.until), query)
+        def lines(**wanted: Any) -> pl.DataFrame:
+            return answers.lines(ResultQuery(since=END - day, until=END, **wanted))
 
-    def search(text: str) -> pl.DataFrame:
-        query = ResultQuery(limit=50, since=END - day, until=END, text=text)
-        return matching(sink.scan(since=query.since, until=query.until), query)
-
-    hit = findings().tail(1)
-    at, workload = hit["timestamp"][0], hit["workload"][0]
-
-    def context() -> pl.DataFrame:
-        near = sink.scan(since=at - day, until=at + day, workloads=[workload])
-        return with_context(near.filter(pl.col("workload") == workload), hit, 5)
-
-    return {
-        "page_24h_ms": _ms(page(1)),
-        "page_7d_ms": _ms(page(7)),
-        "page_30d_ms": _ms(page(30)),
-        "findings_24h_ms": _ms(findings),
-        "context_ms": _ms(context),
-        "search_first_s": round(_ms(lambda: search("exception")) / 1000, 2),
-    }
+        hit = lines(limit=1, anomalous=True)
+        return {
+            "page_24h_ms": _ms(page(1)),
+            "page_7d_ms": _ms(page(7)),
+            "page_30d_ms": _ms(page(30)),
+            "findings_24h_ms": _ms(lambda: lines(limit=200, anomalous=True)),
+            "context_ms": _ms(lambda: answers.context(hit, 5)),
+            "search_first_s": round(_ms(lambda: lines(limit=50, text="exception")) / 1000, 2),
+            "search_none_s": round(_ms(lambda: lines(limit=50, text="nothing like it")) / 1000, 2),
+        }
 
 
 def _ms(work: Callable[[], object]) -> float:

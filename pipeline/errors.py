@@ -27,6 +27,7 @@
         |-- StaleToken            the fencing token is not the newest: the lease is lost
         |-- TrainingFailed        a training that cannot give a model, with its reason
         |-- Cancelled             a training was stopped by an operator
+        |-- AnswerCancelled       a question about results was stopped, or took longer than its limit
         |-- StepFailed            a step's fault for Celery and Flower; the ledger has recorded it
         `-- StackFailed           a process of the embedded stack cannot start or keeps dying
 
@@ -151,6 +152,10 @@ class TrainingFailed(Fatal):
 
 class Cancelled(Fatal):
     """An operator stopped the training."""
+
+
+class AnswerCancelled(Fatal):
+    """A question about results was stopped, or took too long."""
 
 
 class StepFailed(Fatal):

@@ -15,8 +15,7 @@ from pipeline.errors import RedisUnavailable
 from pipeline.records.delivery import Accepted, Full
 from pipeline.records.pushed import PushedRecords
 from pipeline.sources.protocols.contract import Decoded
-from pipeline.workers.intake.senders import SenderCounts
-from pipeline.workers.intake.taking import SentBy
+from pipeline.workers.intake.senders import SenderCounts, SentBy
 
 TIMEOUT_S = 20.0
 T = TypeVar("T")

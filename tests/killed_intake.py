@@ -24,7 +24,7 @@ from pipeline.workers.intake.connections import StreamServer
 from pipeline.workers.intake.door import Door
 from pipeline.workers.intake.forward_server import ForwardServer
 from pipeline.workers.intake.relp_server import RelpServer
-from pipeline.workers.intake.taking import SentBy
+from pipeline.workers.intake.senders import SentBy
 
 SERVERS: dict[str, type[StreamServer]] = {"forward": ForwardServer, "relp": RelpServer}
 ROOT = Path(__file__).resolve().parent.parent

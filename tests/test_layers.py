@@ -40,6 +40,7 @@ HOMES = {
     "pynvml": {"gpu/node/nvml"},
     "opensearchpy": {"opensearch", "sinks/template_index"},
     "obstore": {"store/bucket"},
+    "duckdb": {"sinks/answers/engine"},
     "celery": {"messages", "tasks", "workers"},
     "kombu": {"messages", "tasks", "workers"},
     "opentelemetry": {"sources/protocols", "workers/intake"},

@@ -13,11 +13,12 @@ from typing import Final
 import polars as pl
 
 from pipeline.commands.common import display, of_pipeline, out, print_json, settings_of
-from pipeline.commands.results import asked_query, candidates, of_workloads
+from pipeline.commands.results import asked_query, of_workloads
 from pipeline.errors import BadInput, SinkUnavailable
+from pipeline.records.result_query import ResultQuery
 from pipeline.report.export import FORMULA_MARKS
 from pipeline.sinks.choose import parquet_of
-from pipeline.sinks.query import conditions
+from pipeline.sinks.parquet import ParquetSink
 from pipeline.sinks.results import readable
 from pipeline.units import plural
 
@@ -39,12 +40,34 @@ def main(args: argparse.Namespace) -> int:
     sink, query = parquet_of(settings), asked_query(args)
     query = of_workloads(args, query, sink.workloads() if args.workload else ())
     with readable(sink), _in_place(kind, target) as temporary:
-        lines = write(candidates(sink, query).filter(*conditions(query)), temporary)
+        lines = write(_matching(sink, query), temporary)
     if args.json:
         print_json({"format": kind, "path": str(target), "lines": lines})
     else:
         out().print(f"{plural(lines, 'line')} in {display(target)}", markup=False, soft_wrap=True)
     return 0
+
+
+def _matching(sink: ParquetSink, query: ResultQuery) -> pl.LazyFrame:
+    """All stored lines that match, lazily. Findings stay longer than lines. Raises SinkUnavailable."""
+    scan = sink.findings if query.anomalous else sink.scan
+    wanted: list[pl.Expr] = []
+    if query.since is not None:
+        wanted.append(pl.col("timestamp") >= query.since)
+    if query.until is not None:
+        wanted.append(pl.col("timestamp") < query.until)
+    if query.workloads is not None:
+        wanted.append(pl.col("workload").is_in(query.workloads))
+    if query.level is not None:
+        wanted.append(pl.col("level").is_in(query.levels))
+    if query.template_id is not None:
+        wanted.append(pl.col("template_id").fill_null(0) == query.template_id)
+    if query.anomalous:
+        wanted.append(pl.col("anomalous"))
+    if query.text is not None:
+        text = pl.col("message").str.to_lowercase()
+        wanted.append(text.str.contains(query.text.lower(), literal=True))
+    return scan(since=query.since, until=query.until, workloads=query.workloads).filter(*wanted)
 
 
 @contextmanager

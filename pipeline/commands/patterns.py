@@ -1,6 +1,7 @@
 """`logweir patterns`: what is logged how often, what changed, and since when, from rollups by the hour."""
 
 import argparse
+from contextlib import closing
 from datetime import datetime
 from typing import Final
 
@@ -20,28 +21,19 @@ from pipeline.controller.watchlist import check_pattern, covers
 from pipeline.drain.learner import read_templates
 from pipeline.errors import BadInput
 from pipeline.records.batch import utc_now
+from pipeline.records.pattern_query import PatternQuery
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
-from pipeline.sinks.choose import parquet_of
-from pipeline.sinks.results import readable
-from pipeline.sinks.rollups import compared
+from pipeline.sinks.answers.choose import answers_of
 from pipeline.units import plural, time_of
 
 BUCKETS: Final = 24
 BARS: Final = " ▁▂▃▄▅▆▇█"
-_ORDERS: Final = {
-    "count": (["records"], [True]),
-    "change": (["change", "records"], [True, True]),
-    "new": (["first"], [True]),
-    "less": (["change", "before"], [False, True]),
-}
 
 
 def main(args: argparse.Namespace) -> int:
     settings = of_pipeline(settings_of(args))
-    if "parquet" not in settings.data.sinks:
-        raise BadInput("patterns are counted from Parquet results, and these are in OpenSearch (sinks)")
     found = _found(args, settings)
     if args.json:
         print_json(found.to_dicts())
@@ -81,28 +73,28 @@ def _found(args: argparse.Namespace, settings: Settings) -> pl.DataFrame:
     until = time_of(args.until, now, flag="--until") if args.until else now
     if until <= since:
         raise BadInput(f"--until {args.until} is not after --since {args.since}; give a later time")
-    sink = parquet_of(settings)
-    names = None
-    if args.workload:
-        pattern = check_pattern(args.workload)
-        names = [name for name in sink.workloads() if covers([pattern], name)]
-    with readable(sink):
-        found = compared(
-            sink, (since, until), _against(args, since, until, now), workloads=names, buckets=BUCKETS
+    with closing(answers_of(settings)) as answers:
+        names = None
+        if args.workload:
+            pattern = check_pattern(args.workload)
+            names = tuple(name for name in answers.workloads() if covers([pattern], name))
+        found = answers.patterns(
+            PatternQuery(
+                since=since,
+                until=until,
+                against=_against(args, since, until, now),
+                workloads=names,
+                anomalous=args.anomalous,
+                order=args.order,
+                limit=args.limit,
+                buckets=BUCKETS,
+            )
         )
     with redis_explained():
         client = connect(settings)
         texts = {one.template_id: one.text for one in read_templates(client, Keys(settings.redis.key_prefix))}
     text = pl.col("template_id").replace_strict(texts, default=None, return_dtype=pl.String)
-    found = found.with_columns(text.alias("template"))
-    if args.anomalous:
-        found = found.filter(pl.col("anomalous") > 0)
-    # How many times as frequent as before; what is new comes first.
-    change = (pl.col("records") + 1) / (pl.col("before") + 1)
-    by, descending = _ORDERS[args.order]
-    order = [*by, "workload", "template_id"]
-    found = found.with_columns(change.alias("change")).sort(order, descending=[*descending, False, False])
-    return found.head(args.limit)
+    return found.with_columns(text.alias("template"))
 
 
 def _against(

@@ -2,9 +2,9 @@
 
 import argparse
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import replace
-from datetime import datetime, timedelta
-from typing import Final
+from datetime import datetime
 
 import polars as pl
 from rich.table import Table
@@ -16,16 +16,13 @@ from pipeline.errors import BadInput
 from pipeline.records.batch import utc_now
 from pipeline.records.result_query import ResultQuery
 from pipeline.settings import Settings
+from pipeline.sinks.answers.choose import answers_of
 from pipeline.sinks.choose import parquet_of
 from pipeline.sinks.compaction import rewrite_dropped
 from pipeline.sinks.manifest import Part
 from pipeline.sinks.parquet import ParquetSink
-from pipeline.sinks.query import matching, with_context
-from pipeline.sinks.results import readable
 from pipeline.units import chance, listed, time_of
 
-# Neighbours in a source are not further away in time: else months are read for five lines.
-NEIGHBOURHOOD: Final = timedelta(days=1)
 # The flags that choose lines, in the order of a sentence that names them.
 _CHOOSING = ("workload", "level", "text", "template", "since", "until", "anomalous")
 
@@ -99,53 +96,13 @@ def _template_id(text: str) -> int:
 def _stored(
     args: argparse.Namespace, settings: Settings, query: ResultQuery
 ) -> tuple[pl.DataFrame, list[str]]:
-    """The rows, and the workloads that there are when no row matches.
-
-    From Parquet files where there are some by setting, else from OpenSearch."""
-    if "parquet" in settings.data.sinks:
-        sink = parquet_of(settings)
-        with readable(sink):
-            return _from_files(args, sink, query)
-    from pipeline.opensearch import newest
-    from pipeline.opensearch.client import opensearch_client
-
-    if args.context:
-        raise BadInput("--context reads Parquet results, and these are in OpenSearch; leave it out")
-    client = opensearch_client(settings)
-    names = newest.workloads(client, settings) if args.workload else []
-    rows = newest.newest(client, settings, of_workloads(args, query, names))
-    return rows.drop("raw"), names
-
-
-def _from_files(
-    args: argparse.Namespace, sink: ParquetSink, query: ResultQuery
-) -> tuple[pl.DataFrame, list[str]]:
-    query = of_workloads(args, query, sink.workloads() if args.workload else ())
-    rows = matching(candidates(sink, query), query)
-    if args.context and not rows.is_empty():
-        rows = with_context(_beside(sink, rows), rows, args.context)
-    return rows.drop("raw"), sink.workloads() if rows.is_empty() else []
-
-
-def candidates(sink: ParquetSink, query: ResultQuery) -> pl.LazyFrame:
-    """The stored results among which those are that match. Findings stay longer than lines.
-
-    Raises SinkUnavailable."""
-    scan = sink.findings if query.anomalous else sink.scan
-    return scan(since=query.since, until=query.until, workloads=query.workloads)
-
-
-def _beside(sink: ParquetSink, hits: pl.DataFrame) -> pl.LazyFrame:
-    """The results in which the neighbours of these records are looked for; a hit whose neighbours have
-    expired is among them."""
-    names = hits["workload"].unique().to_list()
-    first, last = hits["timestamp"].min(), hits["timestamp"].max()
-    if not isinstance(first, datetime) or not isinstance(last, datetime):
-        return sink.scan()
-    neighbours = sink.scan(since=first - NEIGHBOURHOOD, until=last + NEIGHBOURHOOD, workloads=names)
-    neighbours = neighbours.filter(pl.col("workload").is_in(names))
-    stored = neighbours.select("record_id").filter(pl.col("record_id").is_in(hits["record_id"].implode()))
-    return pl.concat([neighbours, hits.lazy().join(stored, on="record_id", how="anti")])
+    """The rows, and the workloads that there are when no row matches."""
+    with closing(answers_of(settings)) as answers:
+        query = of_workloads(args, query, answers.workloads() if args.workload else ())
+        rows = answers.lines(query)
+        if args.context and not rows.is_empty():
+            rows = answers.context(rows, args.context)
+        return rows.drop("raw"), answers.workloads() if rows.is_empty() else []
 
 
 def of_workloads(args: argparse.Namespace, query: ResultQuery, names: Iterable[str]) -> ResultQuery:

@@ -8,6 +8,7 @@ from opensearchpy import OpenSearch
 from pipeline.errors import BadInput, SourceUnavailable
 from pipeline.opensearch.client import translate_errors
 from pipeline.opensearch.documents import frame_of, indices
+from pipeline.opensearch.patterns import of_templates
 from pipeline.records.result_query import ResultQuery
 from pipeline.settings import Settings
 
@@ -50,7 +51,7 @@ def _filters(query: ResultQuery) -> list[dict[str, Any]]:
     if query.level is not None:
         found.append({"terms": {"level": list(query.levels)}})
     if query.template_id is not None:
-        found.append({"term": {"template_id": query.template_id}})
+        found.append(of_templates([query.template_id]))
     if query.text is not None:
         found.append({"match_phrase": {"message": query.text}})
     if query.anomalous:

@@ -8,8 +8,9 @@ from typing import Final
 import polars as pl
 
 from pipeline.report.findings import Finding
-from pipeline.sinks.query import around
-from pipeline.sinks.results import readable, scan
+from pipeline.sinks.answers.around import texts_around
+from pipeline.sinks.answers.folder import engine_over, files_in
+from pipeline.sinks.answers.lines import near_lines
 
 RECORDS: Final = 5  # before and after
 FINDINGS: Final = 200  # with neighbours; a reader stops earlier
@@ -27,8 +28,10 @@ def with_neighbours(results: Path, findings: Sequence[Finding], *, records: int 
         schema={"record_id": pl.String, "source": pl.String, "line": pl.UInt64},
         orient="row",
     )
-    with readable(results):
-        found = around(scan(results), hits, records)
+    columns = ("record_id", "source", "line", "raw")
+    with engine_over(results) as engine:
+        near = near_lines(engine, files_in(results), hits, records, columns)
+    found = texts_around(near, hits, records)
     return [_with(finding, found) for finding in findings]
 
 

@@ -5,8 +5,8 @@ from typing import Final
 
 import polars as pl
 
-from pipeline.records.schema import of_lines
-from pipeline.sinks.results import readable, scan
+from pipeline.sinks.answers.folder import engine_over, files_in
+from pipeline.sinks.answers.overview import samples_of
 
 CHARS: Final = 300  # of a sample
 
@@ -16,20 +16,6 @@ def first_records(results: Path) -> pl.DataFrame:
 
     `raw` has at most CHARS characters, so memory grows with templates alone. Raises BadPayload when a file
     is damaged."""
-    raw = pl.col("raw").fill_null(pl.col("message")).fill_null("")
-    with readable(results):
-        return (
-            scan(results)
-            .filter(of_lines())
-            .select(
-                pl.col("template_id").fill_null(0),
-                pl.col("source").fill_null(""),
-                pl.col("line").fill_null(0),
-                # One more character tells that the text goes on.
-                raw.str.head(CHARS + 1),
-            )
-            .group_by("template_id")
-            .agg(pl.col("source", "line", "raw").first())
-            .sort("template_id")
-            .collect(engine="streaming")
-        )
+    with engine_over(results) as engine:
+        # One more character tells that the text goes on.
+        return samples_of(engine, files_in(results), CHARS + 1)

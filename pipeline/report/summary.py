@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import polars as pl
 
-from pipeline.records.schema import is_timed, of_lines
-from pipeline.sinks.results import readable, scan
+from pipeline.sinks.answers.folder import engine_over, files_in
+from pipeline.sinks.answers.overview import COUNT_NAMES, counts_of, timeline_of
 
 TIMELINE_BUCKETS: Final = 240  # bars that can still be told apart on a 1,600 px page
 # Widths a reader can name: seconds, minutes, hours, days.
@@ -23,39 +23,30 @@ def run_summary(results: Path, *, buckets: int = TIMELINE_BUCKETS) -> dict[str, 
     first. `timeline` is `{"bucket_s": width, "buckets": [[start, lines, anomalous lines], ...]}` without
     holes. `first`, `last` and `timeline` leave out records without a time (`untimed`). Raises BadPayload
     when a file is damaged."""
-    with readable(results):
-        return _summary(scan(results).filter(of_lines()), buckets)
+    files = files_in(results)
+    with engine_over(results) as engine:
+        counts = counts_of(engine, files)
+        first, last = counts["first"].min(), counts["last"].max()
+        if not isinstance(first, datetime) or not isinstance(last, datetime):
+            return _summary(counts, None, None, {"bucket_s": 0, "buckets": []})
+        begin, end = int(first.timestamp()), int(last.timestamp())
+        width = _bucket_width(begin, end, buckets)
+        timeline = timeline_of(engine, files, width)
+    return _summary(counts, first, last, _timeline(timeline, begin, end, width))
 
 
-def _summary(records: pl.LazyFrame, buckets: int) -> dict[str, Any]:
-    counts = (
-        pl.len().cast(pl.Int64).alias("records"),
-        pl.col("lines").cast(pl.Int64).sum(),
-        pl.col("anomalous").fill_null(value=False).cast(pl.Int64).sum(),
-        pl.col("lines").cast(pl.Int64).filter(pl.col("anomalous")).sum().alias("anomalous_lines"),
-        pl.col("score").is_null().cast(pl.Int64).sum().alias("not_judged"),
-        pl.col("lines").cast(pl.Int64).filter(pl.col("score").is_null()).sum().alias("not_judged_lines"),
-        (~is_timed()).cast(pl.Int64).sum().alias("untimed"),
-        pl.col("lines").cast(pl.Int64).filter(~is_timed()).sum().alias("untimed_lines"),
-    )
-    stamped = pl.col("timestamp").filter(is_timed())
-    grouped = (
-        records.group_by("workload", "level", "model_version")
-        .agg(*counts, stamped.min().alias("first"), stamped.max().alias("last"))
-        .collect(engine="streaming")
-    )
-    names = ["records", "lines", "anomalous", "anomalous_lines"]
-    names += ["not_judged", "not_judged_lines", "untimed", "untimed_lines"]
-    first, last = grouped["first"].min(), grouped["last"].max()
-    total = grouped.select(pl.col(names).sum()).row(0, named=True)
+def _summary(
+    counts: pl.DataFrame, first: datetime | None, last: datetime | None, timeline: dict[str, Any]
+) -> dict[str, Any]:
+    names = list(COUNT_NAMES)
     return {
-        **total,
+        **counts.select(pl.col(names).sum()).row(0, named=True),
         "first": _iso(first),
         "last": _iso(last),
-        "model_versions": grouped["model_version"].drop_nulls().unique().sort().to_list(),
-        "by_workload": _by(grouped, "workload", names),
-        "by_level": _by(grouped, "level", names),
-        "timeline": _timeline(records, first, last, buckets),
+        "model_versions": counts["model_version"].drop_nulls().unique().sort().to_list(),
+        "by_workload": _by(counts, "workload", names),
+        "by_level": _by(counts, "level", names),
+        "timeline": timeline,
     }
 
 
@@ -64,20 +55,8 @@ def _by(grouped: pl.DataFrame, key: str, names: list[str]) -> list[dict[str, Any
     return list(rows.sort("lines", key, descending=[True, False], nulls_last=True).iter_rows(named=True))
 
 
-def _timeline(records: pl.LazyFrame, first: Any, last: Any, buckets: int) -> dict[str, Any]:
-    if first is None or last is None:
-        return {"bucket_s": 0, "buckets": []}
-    begin, end = int(first.timestamp()), int(last.timestamp())
-    width = _bucket_width(begin, end, buckets)
-    start = (pl.col("timestamp").dt.epoch("s") // width * width).alias("start")
-    lines = pl.col("lines").cast(pl.Int64)
-    rows = (
-        records.filter(is_timed())
-        .group_by(start)
-        .agg(lines.sum(), lines.filter(pl.col("anomalous")).sum().alias("anomalous"))
-        .collect(engine="streaming")
-    )
-    counted = {at: (n, flagged) for at, n, flagged in rows.drop_nulls("start").iter_rows()}
+def _timeline(rows: pl.DataFrame, begin: int, end: int, width: int) -> dict[str, Any]:
+    counted = {at: (lines, anomalous) for at, lines, anomalous in rows.iter_rows()}
     return {
         "bucket_s": width,
         "buckets": [
@@ -98,5 +77,5 @@ def _bucket_width(begin: int, end: int, buckets: int) -> int:
     return days * 86_400
 
 
-def _iso(moment: Any) -> str | None:
+def _iso(moment: datetime | None) -> str | None:
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ") if moment is not None else None

@@ -196,6 +196,16 @@ class ParquetSink:
         with self._explained(reading=True):
             return self.files.lazy(parts)
 
+    def located(self, parts: Iterable[Part]) -> list[tuple[Part, Path]]:
+        """The parts that have results, with their files on this machine. Raises SinkUnavailable."""
+        with self._explained(reading=True):
+            return self.files.located(parts)
+
+    def table_file(self, one: TableFile) -> Path:
+        """The object of a table on this machine. Raises SinkUnavailable."""
+        with self._explained(reading=True):
+            return self.files.local(one.key, one.bytes)
+
     def findings(
         self,
         *,

@@ -39,6 +39,15 @@ class PartFiles:
         self._root = objects.root if isinstance(objects, Folder) else None
         self._cache = None if cache is None else cache / digest(objects.url)
 
+    @property
+    def folder(self) -> Path:
+        """Where the files lie on this machine."""
+        if self._root is not None:
+            return self._root
+        if self._cache is None:
+            raise StoreUnavailable(f"parts of {self.objects.url} need a folder for their copies")
+        return self._cache
+
     def put(self, frame: pl.DataFrame, *, day: str, level: int, written_ms: int) -> Part:
         """Writes a new part. Raises StoreUnavailable."""
         rows = frame.select(list(RESULT_SCHEMA))
@@ -74,14 +83,12 @@ class PartFiles:
         Raises StoreUnavailable."""
         if self._root is not None:
             return self._root / name
-        if self._cache is None:
-            raise StoreUnavailable(f"parts of {self.objects.url} need a folder for their copies")
-        place = self._cache / name.rpartition("/")[2]
+        place = self.folder / name.rpartition("/")[2]
         try:
             if place.exists():
                 os.utime(place)
                 return place
-            self._cache.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             self._make_room(size)
             temporary = place.with_name(f".{place.name}.{uuid.uuid4().hex[:12]}.part")
             try:
@@ -100,6 +107,21 @@ class PartFiles:
         """The file of a part on this machine. Raises StoreUnavailable."""
         return self.local(part.name, part.bytes)
 
+    def located(self, parts: Iterable[Part]) -> list[tuple[Part, Path]]:
+        """The parts that have results, with their files on this machine. Raises StoreUnavailable.
+
+        A file that is not there is left out: a person has removed a damaged one, as its error says."""
+        found = []
+        for part in parts:
+            if not part.live:
+                continue
+            path = self.file(part)
+            if path.exists():
+                found.append((part, path))
+            else:
+                logger().warning("results.part_missing", part=part.name, rows=part.live)
+        return found
+
     def _make_room(self, wanted: int) -> None:
         """Removes the copies that were not used for longest."""
         assert self._cache is not None  # noqa: S101 - a bucket has one
@@ -116,18 +138,11 @@ class PartFiles:
             size -= each
 
     def lazy(self, parts: Iterable[Part]) -> pl.LazyFrame:
-        """The results in these parts, RESULT_SCHEMA, in their order. Raises StoreUnavailable.
-
-        A file that is not there is left out: a person has removed a damaged one, as its error says."""
+        """The results in these parts, RESULT_SCHEMA, in their order. Raises StoreUnavailable."""
         whole: list[Path] = []
         frames: list[pl.LazyFrame] = []
-        for part in parts:
-            if not part.live:
-                continue
-            path = self.file(part)
-            if not path.exists():
-                logger().warning("results.part_missing", part=part.name, rows=part.live)
-            elif part.dropped:
+        for part, path in self.located(parts):
+            if part.dropped:
                 frames.append(_without(path, part.dropped))
             else:
                 whole.append(path)

@@ -3,7 +3,7 @@
 A folder without a manifest is no store. It holds Parquet files that somebody took out of one, and all of them
 are read."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,28 +22,33 @@ def readable(results: Path | ParquetSink) -> Iterator[None]:
     try:
         yield
     except pl.exceptions.PolarsError as exc:
-        place = next((file for file in _files(results) if not _intact(file)), results)
+        place = damaged_file(result_files(results)) or results
         where = place if isinstance(place, Path) else place.objects.url
         raise BadPayload(
             f"results cannot be read from {where} ({exc}); remove the damaged file and run again"
         ) from exc
 
 
+def damaged_file(files: Iterable[Path]) -> Path | None:
+    """The first file whose footer cannot be read or lacks columns; None where all can be read."""
+    return next((file for file in files if not _intact(file)), None)
+
+
 def scan(results: Path) -> pl.LazyFrame:
     """All records, RESULT_SCHEMA; a folder that is absent or empty has none."""
-    if _is_store(results):
+    if is_store(results):
         return ParquetSink(results).scan()
-    files = list(_files(results))
+    files = list(result_files(results))
     return lazily(files) if files else pl.LazyFrame(schema=RESULT_SCHEMA)
 
 
-def _is_store(folder: Path) -> bool:
+def is_store(folder: Path) -> bool:
     return (folder / PREFIX).exists()
 
 
-def _files(results: Path | ParquetSink) -> Iterator[Path]:
+def result_files(results: Path | ParquetSink) -> Iterator[Path]:
     """The files that are read. A name with a leading dot is unfinished; a folder may be called x.parquet."""
-    if isinstance(results, Path) and not _is_store(results):
+    if isinstance(results, Path) and not is_store(results):
         yield from sorted(p for p in results.rglob("*.parquet") if not p.name.startswith(".") and p.is_file())
         return
     sink = ParquetSink(results) if isinstance(results, Path) else results

@@ -12,13 +12,17 @@ from typing import Any
 
 import polars as pl
 import pytest
-from command_line import Verb
+from answers_contract import frame, row
+from command_line import Verb, command_line
 
 from pipeline.commands import export
+from pipeline.opensearch.client import opensearch_client
+from pipeline.opensearch.documents import indices
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.settings import Settings
 from pipeline.sinks.compaction import Compactor, Fate
 from pipeline.sinks.manifest import ResultTable
+from pipeline.sinks.opensearch import OpenSearchSink
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sinks.retention import Retention
 
@@ -174,3 +178,28 @@ def test_an_export_that_fails_leaves_nothing_and_says_what_to_do(
     said = logweir("export", "--csv", str(tmp_path / "out.csv"))
     assert "No space left on device" in said.err
     assert not (tmp_path / "out.csv").exists()
+
+
+def test_both_verbs_ask_opensearch_where_results_are_there_alone(
+    redis_url: str, search_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    own = search_settings.replace(
+        redis_url=redis_url,
+        key_prefix=search_settings.opensearch.prefix,
+        data_dir=tmp_path,
+        sinks=("opensearch",),
+    )
+    now = datetime.now(UTC).replace(microsecond=0)
+    found = [row(n, timestamp=now - n * HOUR / 60, level="error" if n == 3 else "info") for n in range(1, 6)]
+    OpenSearchSink(own).write("b", frame(found))
+    opensearch_client(own).indices.refresh(index=indices(own))
+    with command_line(own, monkeypatch, capsys, columns=400) as logweir:
+        said = logweir("results", "--level", "error", "--context", "1", "--json")
+        assert [(one["line"], one["hit"]) for one in json.loads(said.out)] == [
+            (2, False),
+            (3, True),
+            (4, False),
+        ]
+        counted = json.loads(logweir("patterns", "--since", "1h", "--json").out)
+        assert [(one["template_id"], one["records"], one["severe"]) for one in counted] == [(1, 5, 1)]
+        assert logweir("results", "files").code == logweir("export", "--csv", str(tmp_path / "x")).code == 2

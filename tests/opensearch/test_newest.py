@@ -1,18 +1,24 @@
-"""`logweir results` where results are stored in OpenSearch alone."""
+"""Answers where results are stored in OpenSearch alone."""
 
+import threading
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import polars as pl
 import pytest
+from answers_contract import DAY, FIRST, AnswersContract, Ask, Row, frame, row
 from sink_contract import rows
 
-from pipeline.errors import BadInput
+from pipeline.errors import AnswerCancelled, BadInput
+from pipeline.opensearch import patterns
 from pipeline.opensearch.client import opensearch_client
 from pipeline.opensearch.documents import indices
+from pipeline.opensearch.neighbours import neighbours
 from pipeline.opensearch.newest import MAX_RESULTS, newest, with_number, workloads
+from pipeline.records.pattern_query import PatternQuery
 from pipeline.records.result_query import ResultQuery
 from pipeline.settings import Settings
+from pipeline.sinks.answers.indices import IndexAnswers
 from pipeline.sinks.opensearch import OpenSearchSink
 
 BEGIN = datetime(2026, 11, 20, 10, tzinfo=UTC)
@@ -77,3 +83,35 @@ def test_how_many_records_have_a_pattern_is_counted_with_the_newest_of_them(
     ):
         count, newest_one = with_number(client, search_settings, column, number)
         assert newest_one is not None and (count, newest_one["message"]) == expected
+
+
+class TestIndexAnswers(AnswersContract):
+    @pytest.fixture
+    def ask(self, search_settings: Settings) -> Ask:
+        def asked(found: list[Row]) -> IndexAnswers:
+            if found:
+                OpenSearchSink(search_settings).write("b", frame(found))
+                opensearch_client(search_settings).indices.refresh(index=indices(search_settings))
+            return IndexAnswers(search_settings)
+
+        return asked
+
+
+def test_patterns_are_read_in_pages_and_a_question_ends_between_them(
+    search_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PAGE", "SAMPLES"):
+        monkeypatch.setattr(patterns, name, 2)
+    found = [row(n, template_id=n // 2) for n in range(2, 12)]
+    OpenSearchSink(search_settings).write("b", frame(found))
+    client = opensearch_client(search_settings)
+    client.indices.refresh(index=indices(search_settings))
+    query = PatternQuery(since=FIRST, until=FIRST + DAY, buckets=3)
+    page = patterns.pattern_counts(client, search_settings, query, stop=threading.Event())
+    assert page.select("template_id", "records", "trend").rows() == [(n, 2, [2, 0, 0]) for n in range(1, 6)]
+    stopped = threading.Event()
+    stopped.set()
+    with pytest.raises(AnswerCancelled):
+        patterns.pattern_counts(client, search_settings, query, stop=stopped)
+    with pytest.raises(AnswerCancelled):
+        neighbours(client, search_settings, frame(found), 1, within=DAY, stop=stopped)

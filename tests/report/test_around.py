@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.report.around import CHARS, with_neighbours
 from pipeline.report.findings import Finding, FindingSample, collect
-from pipeline.sinks.query import around
+from pipeline.sinks.answers.around import texts_around
 
 FIRST = datetime(2026, 11, 20, 10, tzinfo=UTC)
 
@@ -63,7 +63,7 @@ def test_long_neighbours_are_cut_and_findings_of_sessions_have_none(tmp_path: Pa
 def test_each_hit_has_its_own_neighbours(hits: set[int], records: int) -> None:
     frame = pl.DataFrame([row(n) for n in range(41)], schema=RESULT_SCHEMA)
     asked = frame.filter(pl.col("line").is_in(hits)).select("record_id", "source", "line")
-    found = around(frame.lazy(), asked, records)
+    found = texts_around(frame, asked, records)
     assert found == {
         f"a-{hit}": (
             [f"a {n}" for n in range(max(0, hit - records), hit)],

@@ -60,5 +60,5 @@ def show_lines(console: Console, urls: Sequence[str], where: str = "") -> None:
         console.print(f"    {shipper:<16} {line}", markup=False, soft_wrap=True)
     if lines:
         console.print(
-            "    whole configurations: logweir intake --snippets NAME", markup=False, soft_wrap=True
+            f"    whole configurations: logweir intake --snippets NAME{where}", markup=False, soft_wrap=True
         )

@@ -38,9 +38,9 @@ from pipeline.workers.intake.dialects import (
     json_answer,
 )
 from pipeline.workers.intake.door import Door, IdentityConflict
-from pipeline.workers.intake.keys import SenderKey, SenderKeys
+from pipeline.workers.intake.keys import KeyRing, SenderKey, SenderKeys
 from pipeline.workers.intake.refusals import Refusal, RequestRefused
-from pipeline.workers.intake.taking import SentBy
+from pipeline.workers.intake.senders import SentBy
 
 WHERE: Final = (
     "/v1/logs (OTLP), /_bulk (Elasticsearch), /loki/api/v1/push, /services/collector (Splunk), "
@@ -61,6 +61,18 @@ class Service:
     keys: SenderKeys
     room: Room = field(default_factory=Room)
     decoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(DECODING))
+    _reading: "asyncio.Task[KeyRing] | None" = None
+
+    async def ring(self) -> KeyRing:
+        """The keys as they were lately. Of many requests one asks Redis. Raises RequestRefused."""
+        if (ring := self.keys.seen()) is not None:
+            return ring
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(asyncio.to_thread(self.keys.lately))
+        try:
+            return await asyncio.shield(self._reading)
+        except (RedisUnavailable, redis.RedisError):
+            raise RequestRefused(Refusal.AWAY, "Redis does not answer; send again in a moment") from None
 
 
 class Exchange:
@@ -100,10 +112,7 @@ class Exchange:
             )
 
     async def _key(self, headers: Mapping[str, str]) -> SenderKey | None:
-        try:
-            ring = await asyncio.to_thread(self.service.keys.lately)
-        except (RedisUnavailable, redis.RedisError):
-            raise RequestRefused(Refusal.AWAY, "Redis does not answer; send again in a moment") from None
+        ring = await self.service.ring()
         return check_access(headers, ring, host=self.listener.host, loopback=self.listener.loopback)
 
     async def _decoded(self, body: bytes, hints: Hints) -> Decoded:

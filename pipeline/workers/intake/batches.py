@@ -8,8 +8,10 @@ from typing import Any, Final
 
 import msgspec
 
-from pipeline.records.batch import SEVERAL, Batch, Purpose, digest
+from pipeline.producer import printable_name
+from pipeline.records.batch import MAX_NAME, SEVERAL, Batch, Purpose, digest
 from pipeline.records.pushed import PushedRecords
+from pipeline.sources.protocols.contract import Undecodable
 
 SOURCE: Final = "intake"
 NAMELESS: Final = "unknown"  # the workload of records that name none
@@ -52,6 +54,25 @@ def window_batches(
 def take_rows(records: PushedRecords, rows: Sequence[int]) -> PushedRecords:
     """These rows, with their workloads, as records of another request."""
     return _rows_of(records, rows, named=True)
+
+
+def text_size(records: PushedRecords) -> int:
+    """Bytes of text. Raises Undecodable for lone surrogates."""
+    try:
+        for column in (records.hosts, records.processes, records.services):
+            "".join(text or "" for text in column or ()).encode()
+        return records.size
+    except UnicodeEncodeError:
+        raise Undecodable("a record holds a lone surrogate, which is no text; send valid UTF-8") from None
+
+
+def with_usable_names(records: PushedRecords) -> PushedRecords:
+    """With names of workloads that can be part of keys and file names."""
+    names = records.workloads or [NAMELESS] * records.height
+    cleaned = {name: printable_name(name)[:MAX_NAME] or NAMELESS for name in set(names)}
+    if records.workloads is not None and all(old == new for old, new in cleaned.items()):
+        return records
+    return msgspec.structs.replace(records, workloads=[cleaned[name] for name in names])
 
 
 def _rows_of(records: PushedRecords, rows: Sequence[int], *, named: bool) -> PushedRecords:

@@ -18,7 +18,8 @@ from pipeline.logs import logger
 from pipeline.observe import counters as metrics
 from pipeline.sources.protocols.contract import Decoded, Undecodable
 from pipeline.workers.intake.door import Door
-from pipeline.workers.intake.taking import SentBy, seconds_to_next_try
+from pipeline.workers.intake.senders import SentBy
+from pipeline.workers.intake.taking import seconds_to_next_try
 from pipeline.workers.sockets import TlsFiles
 
 # A message must end within this time, and a large one must go on by SLOW_BYTES in it.

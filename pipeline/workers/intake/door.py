@@ -7,24 +7,29 @@ that dies between script and answer has taken the request in, and its identity t
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final
-
-import msgspec
+from functools import partial
+from typing import Final, TypeVar
 
 from pipeline.errors import BadInput, RedisUnavailable
 from pipeline.logs import logger
 from pipeline.observe import counters as metrics
-from pipeline.producer import Producer, printable_name
-from pipeline.records.batch import MAX_NAME, Batch
+from pipeline.producer import Producer
+from pipeline.records.batch import Batch
 from pipeline.records.delivery import Accepted, Full, Known, RequestIdentity
 from pipeline.records.pushed import PushedRecords
-from pipeline.sources.protocols.contract import Decoded, Undecodable
-from pipeline.workers.intake.batches import NAMELESS, take_rows, window_batches
+from pipeline.sources.protocols.contract import Decoded
+from pipeline.workers.intake.batches import (
+    NAMELESS,
+    take_rows,
+    text_size,
+    window_batches,
+    with_usable_names,
+)
 from pipeline.workers.intake.identity import told_apart
-from pipeline.workers.intake.senders import SenderCounts
-from pipeline.workers.intake.taking import SentBy
+from pipeline.workers.intake.senders import SenderCounts, SentBy
 
 WINDOW_S: Final = 0.25  # between two commits, unless a window is full sooner
 IDLE_S: Final = 0.02  # a lone request waits so long for companions
@@ -38,6 +43,9 @@ AT_ONCE: Final = frozenset({"closed", "dead"})
 
 class IdentityConflict(BadInput):
     """A declared key that was used for another body."""
+
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -80,9 +88,9 @@ class Door:
         loop = asyncio.get_running_loop()
         began, outcome, size = loop.time(), "failed", 0
         answer: Accepted | Full
-        records = _clean(decoded.records)
+        records = with_usable_names(decoded.records)
         try:
-            size = _size(records)
+            size = text_size(records)
             answer = Accepted(batch_id="")
             if records.height:
                 answer = await self._taken(records, size, told_apart(identity))
@@ -154,6 +162,10 @@ class _Window:
     waiting: "deque[_Waiting]" = field(default_factory=deque)
     committed: float = float("-inf")  # when the last commit began
     closing: bool = False
+    # Of its own: requests that are decoded must not hold up a commit.
+    thread: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="intake-commit")
+    )
     _some: asyncio.Event = field(default_factory=asyncio.Event)
     _enough: asyncio.Event = field(default_factory=asyncio.Event)
     _task: "asyncio.Task[None] | None" = None
@@ -185,6 +197,10 @@ class _Window:
     async def close(self) -> None:
         if self._task is not None:
             await self._task
+        self.thread.shutdown()
+
+    async def _in_thread(self, work: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self.thread, work, *args)
 
     def _look(self) -> None:
         records = sum(request.records.height for request in self.waiting)
@@ -259,14 +275,13 @@ class _Window:
     async def _accepted(self, unit: Sequence[_Waiting]) -> Accepted | Full | Known:
         """Tries the same batches again where the answer of Redis was lost."""
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
-        batches = await asyncio.to_thread(self._batches, unit)
+        batches = await self._in_thread(self._batches, unit)
         while True:
             try:
-                answer = await asyncio.to_thread(
-                    self.producer.accept_all,
+                answer = await self._in_thread(
+                    partial(self.producer.accept_all, backfill=unit[0].backfill),
                     batches,
                     [request.identity for request in unit],
-                    backfill=unit[0].backfill,
                 )
             except RedisUnavailable:
                 if self.closing or asyncio.get_running_loop().time() > deadline:
@@ -310,7 +325,7 @@ class _Window:
                 return
             await asyncio.sleep(RETRY_S)
             try:
-                full = await asyncio.to_thread(self.producer.ledger.intake.full)
+                full = await self._in_thread(self.producer.ledger.intake.full)
             except RedisUnavailable:
                 full = answer
         self.waiting.extendleft(reversed(unit))
@@ -337,24 +352,6 @@ def _worst(answers: "Sequence[Accepted | Full | BaseException]") -> Accepted | F
                 return answer
     accepted = [answer for answer in answers if isinstance(answer, Accepted)]
     return next((answer for answer in accepted if not answer.duplicate), accepted[0])
-
-
-def _size(records: PushedRecords) -> int:
-    try:
-        for column in (records.hosts, records.processes, records.services):
-            "".join(text or "" for text in column or ()).encode()
-        return records.size
-    except UnicodeEncodeError:
-        raise Undecodable("a record holds a lone surrogate, which is no text; send valid UTF-8") from None
-
-
-def _clean(records: PushedRecords) -> PushedRecords:
-    """With names of workloads that can be part of keys and file names."""
-    names = records.workloads or [NAMELESS] * records.height
-    cleaned = {name: printable_name(name)[:MAX_NAME] or NAMELESS for name in set(names)}
-    if records.workloads is not None and all(old == new for old, new in cleaned.items()):
-        return records
-    return msgspec.structs.replace(records, workloads=[cleaned[name] for name in names])
 
 
 async def _either(event: asyncio.Event, timeout_s: float) -> None:

@@ -15,7 +15,8 @@ from pipeline.logs import logger
 from pipeline.observe import counters as metrics
 from pipeline.sources.protocols.contract import Decoded
 from pipeline.workers.intake.door import Door
-from pipeline.workers.intake.taking import SentBy, seconds_to_next_try
+from pipeline.workers.intake.senders import SentBy
+from pipeline.workers.intake.taking import seconds_to_next_try
 
 AT_ONCE: Final = 1_000
 AT_ONCE_BYTES: Final = 1024 * 1024

@@ -27,7 +27,7 @@ from pipeline.workers.intake.door import Door, IdentityConflict
 from pipeline.workers.intake.identity import of_body
 from pipeline.workers.intake.keys import SenderKey
 from pipeline.workers.intake.refusals import AGAIN, RETRY_AFTER_S, Refusal, RequestRefused
-from pipeline.workers.intake.taking import SentBy
+from pipeline.workers.intake.senders import SentBy
 from pipeline.workers.sockets import TlsFiles
 
 MOST_BYTES: Final = 20 * 1024 * 1024  # decompressed, as over HTTP

@@ -12,6 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pipeline.settings.listeners import Listener
 from pipeline.workers.intake.app import Service, intake_app
+from pipeline.workers.sockets import TlsFiles
 
 MOST_CONNECTIONS: Final = 4_096
 # Of all files of this process that are no connections of senders.
@@ -67,23 +68,24 @@ class HttpServer:
     """Serves on a socket that listens already."""
 
     def __init__(self, service: Service, listener: Listener, opened: socket.socket) -> None:
+        """Raises BadInput for a certificate that cannot be used."""
         self.opened = opened
-        self._server = _Uvicorn(
-            uvicorn.Config(
-                intake_app(service, listener),
-                http=BoundedProtocol,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="critical",  # it would name each connection that is cut on purpose
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=STOP_S,
-                ssl_certfile=listener.cert,
-                ssl_keyfile=None if listener.key is None else str(listener.key),
-            )
+        config = uvicorn.Config(
+            intake_app(service, listener),
+            http=BoundedProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",  # it would name each connection that is cut on purpose
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=STOP_S,
         )
+        config.load()
+        if listener.cert is not None and listener.key is not None:
+            config.ssl = TlsFiles(cert=listener.cert, key=listener.key).context()
+        self._server = _Uvicorn(config)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

@@ -100,9 +100,15 @@ class SenderKeys:
 
     def lately(self) -> KeyRing:
         """The keys as they were within the last second."""
-        if self._seen is None or time.monotonic() - self._seen[0] > FRESH_S:
+        if (ring := self.seen()) is None:
             ring = KeyRing(by_digest={key.digest: key for key in self.look()})
             self._seen = (time.monotonic(), ring)
+        return ring
+
+    def seen(self) -> KeyRing | None:
+        """As `lately`, None where Redis would have to be asked."""
+        if self._seen is None or time.monotonic() - self._seen[0] > FRESH_S:
+            return None
         return self._seen[1]
 
 

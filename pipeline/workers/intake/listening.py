@@ -1,14 +1,11 @@
 """The server of each listener, by its scheme."""
 
-import asyncio
 import socket
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import redis
-
-from pipeline.errors import BadInput, RedisUnavailable
+from pipeline.errors import BadInput
 from pipeline.settings.listeners import Listener
 from pipeline.workers.intake.access import check_access
 from pipeline.workers.intake.app import Service
@@ -17,7 +14,6 @@ from pipeline.workers.intake.forward_server import ForwardServer
 from pipeline.workers.intake.grpc_server import Authorize, GrpcServer
 from pipeline.workers.intake.http_server import HttpServer
 from pipeline.workers.intake.keys import SenderKey
-from pipeline.workers.intake.refusals import Refusal, RequestRefused
 from pipeline.workers.intake.relp_server import RelpServer
 from pipeline.workers.intake.syslog_server import SyslogDatagrams, SyslogServer
 from pipeline.workers.sockets import TlsFiles
@@ -84,10 +80,7 @@ def _secret(listener: Listener) -> str:
 
 def _authorize(listener: Listener, service: Service) -> Authorize:
     async def authorize(headers: Mapping[str, str]) -> SenderKey | None:
-        try:
-            ring = await asyncio.to_thread(service.keys.lately)
-        except (RedisUnavailable, redis.RedisError):
-            raise RequestRefused(Refusal.AWAY, "Redis does not answer; send again in a moment") from None
+        ring = await service.ring()
         return check_access(headers, ring, host=listener.host, loopback=listener.loopback)
 
     return authorize

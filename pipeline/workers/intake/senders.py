@@ -19,12 +19,20 @@ from pipeline.redis.connection import answering, text_map
 from pipeline.redis.keys import Keys
 from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
-from pipeline.workers.intake.taking import SentBy
 
 MAX_SENDERS: Final = 1_000
 KEEP_S: Final = 30 * 86_400
 PUSH_S: Final = 5.0
 _SEPARATOR: Final = "\x1f"  # no name of a key has it, and no address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentBy:
+    """The protocol, the name of the sender's key, and its address."""
+
+    protocol: str
+    key: str
+    peer: str
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from pipeline.sources.protocols.streams.syslog import SyslogFraming, syslog_reco
 from pipeline.workers.intake.connections import STOP_S, Connection, StreamServer
 from pipeline.workers.intake.door import Door
 from pipeline.workers.intake.gathering import Gathering
-from pipeline.workers.intake.taking import SentBy
+from pipeline.workers.intake.senders import SentBy
 
 # Linux's SO_MEMINFO: nine numbers, and the last one is how many datagrams found the buffer full.
 _SO_MEMINFO: Final = 55

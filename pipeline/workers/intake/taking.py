@@ -1,6 +1,5 @@
-"""Who sent a request, and a try to get it in, for the servers of all protocols."""
+"""A try to get a request in, for the servers of streams, which have no answer that asks for a retry."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pipeline.errors import RedisUnavailable
@@ -9,22 +8,14 @@ from pipeline.sources.protocols.contract import Decoded
 
 if TYPE_CHECKING:
     from pipeline.workers.intake.door import Door
+    from pipeline.workers.intake.senders import SentBy
 
 # The door has tried for two seconds itself.
 _AWAY_S: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SentBy:
-    """The protocol, the name of the sender's key, and its address."""
-
-    protocol: str
-    key: str
-    peer: str
-
-
 async def seconds_to_next_try(
-    door: "Door", decoded: Decoded, *, identity: str, sender: SentBy
+    door: "Door", decoded: Decoded, *, identity: str, sender: "SentBy"
 ) -> float | None:
     """None when the records are in. While Redis is away that is unknown: without an identity, the next try
     may store them twice."""

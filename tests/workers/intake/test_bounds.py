@@ -1,12 +1,17 @@
 """Bounds of a request: time, size, memory, connections."""
 
 import asyncio
+import gzip
 import socket
+import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tls_redis import Certificates
 
+from pipeline.errors import BadInput
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.submit import Submit
 from pipeline.producer import Producer
@@ -69,9 +74,20 @@ def test_bodies_of_all_requests_share_one_room() -> None:
     assert refused(lambda: pieces(b"12345678"), room=Room(most=7)) is Refusal.FULL
 
 
-def on_a_server(settings: Settings, use: Any) -> Any:
+@pytest.mark.parametrize("cut", [0, 1])
+def test_every_member_of_a_gzip_body_is_read_and_a_cut_one_is_refused(cut: int) -> None:
+    body = gzip.compress(b"one ") + gzip.compress(b"") * 2_000 + gzip.compress(b"two")
+    if not cut:
+        assert bodies.decompressed(body, "gzip") == b"one two"
+        return
+    with pytest.raises(RequestRefused) as caught:
+        bodies.decompressed(body[:-cut], "gzip")
+    assert caught.value.kind is Refusal.UNDECODABLE
+
+
+def on_a_server(settings: Settings, use: Any, *, at: str = "http://127.0.0.1:0") -> Any:
     ledger = Ledger(connect(settings), settings)
-    listener = Listener.parse("http://127.0.0.1:0")
+    listener = Listener.parse(at)
     with listen_at(listener) as opened:
 
         async def run() -> Any:
@@ -118,6 +134,25 @@ def test_one_connection_too_many_is_turned_away_and_the_others_go_on(
         return answer
 
     assert on_a_server(settings, use).startswith(b"HTTP/1.1 200")
+
+
+def test_a_listener_speaks_tls_with_its_files_and_refuses_others_in_a_sentence(
+    settings: Settings, tmp_path: Path
+) -> None:
+    made = Certificates.make(tmp_path)
+    trusted = ssl.create_default_context(cafile=str(made.ca))
+
+    async def use(address: tuple[str, int]) -> bytes:
+        reader, writer = await asyncio.open_connection(*address, ssl=trusted, server_hostname="localhost")
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    url = f"https://127.0.0.1:0?cert={made.server}&key={made.folder}/server.key"
+    assert on_a_server(settings, use, at=url).startswith(b"HTTP/1.1 200")
+    with pytest.raises(BadInput, match="cannot speak TLS with"):
+        on_a_server(settings, use, at=f"https://127.0.0.1:0?cert={made.server}&key={tmp_path}/none")
 
 
 def test_the_bound_of_connections_leaves_files_for_other_things() -> None:

@@ -13,6 +13,7 @@ import elasticsearch.helpers
 import logging_loki
 import opensearchpy
 import opensearchpy.helpers
+import pytest
 import splunk_handler
 from intake_process import Intake
 from opentelemetry.exporter.otlp.proto.http import Compression
@@ -21,6 +22,8 @@ from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
 from opentelemetry.sdk.resources import Resource
 from polling import wait_until
+
+pytestmark = pytest.mark.long  # starts processes
 
 
 def messages(n: int) -> list[str]:

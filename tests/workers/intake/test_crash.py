@@ -10,6 +10,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 
 from pipeline.settings import Settings
 
+pytestmark = pytest.mark.long  # starts processes
 # The process of the intake, except that it dies once its script has run while `mark` is there.
 DIES = """
 import os, signal, sys

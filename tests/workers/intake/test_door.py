@@ -22,7 +22,7 @@ from pipeline.workers.intake import door as door_module
 from pipeline.workers.intake import identity
 from pipeline.workers.intake.batches import window_batches
 from pipeline.workers.intake.door import Door, IdentityConflict
-from pipeline.workers.intake.taking import SentBy
+from pipeline.workers.intake.senders import SentBy
 
 SENDER = SentBy(protocol="lines", key="", peer="")
 

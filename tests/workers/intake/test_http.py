@@ -18,6 +18,8 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 
 from pipeline.settings import Settings
 
+pytestmark = pytest.mark.long  # starts processes
+
 NDJSON = "application/x-ndjson"
 PROTOBUF = "application/x-protobuf"
 

@@ -3,15 +3,13 @@
 import json
 
 import pytest
-import redis
 from command_line import Verb
 from intake_process import running_intake
 
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 from pipeline.workers.intake import senders as senders_module
-from pipeline.workers.intake.senders import SenderCounts, read_senders
-from pipeline.workers.intake.taking import SentBy
+from pipeline.workers.intake.senders import SenderCounts, SentBy, read_senders
 
 
 def sender(peer: str) -> SentBy:
@@ -53,12 +51,13 @@ def test_the_sender_that_was_silent_for_longest_makes_room(
 def test_counts_survive_a_redis_that_is_away(settings: Settings) -> None:
     counts = SenderCounts()
     counts.heard(sender("a"), lines=2)
-    counts.push(redis.Redis(port=1), settings)
+    counts.push(connect(settings.replace(redis_url="redis://127.0.0.1:1/0")), settings)
     counts.heard(sender("a"), lines=3)
     counts.push(connect(settings), settings)
     assert [found.lines for found in read_senders(connect(settings), settings)] == [5]
 
 
+@pytest.mark.long
 def test_the_verb_shows_senders_of_a_process_with_what_became_of_their_requests(
     settings: Settings, logweir: Verb
 ) -> None:

@@ -1,0 +1,40 @@
+"""The protocol of answers: every question about stored results, whatever stores them.
+
+Both kinds pass the same contract suite (tests/answers_contract.py)."""
+
+from typing import Protocol
+
+import polars as pl
+
+from pipeline.records.pattern_query import PatternQuery
+from pipeline.records.result_query import ResultQuery
+
+
+class Answers(Protocol):
+    """One question at a time; only `cancel` may come from another thread.
+
+    Every question raises AnswerCancelled when it was cancelled or takes too long, BadInput when it asks for
+    more than the store gives, BadPayload for a damaged file, and SinkUnavailable or SourceUnavailable where
+    the store does not answer."""
+
+    def workloads(self) -> list[str]:
+        """The names of all workloads that have results."""
+
+    def lines(self, query: ResultQuery) -> pl.DataFrame:
+        """The newest lines that match, oldest first, in RESULT_SCHEMA. With a template: samples of a pattern.
+
+        Anomalous lines are found also where the other lines of their time have expired."""
+
+    def context(self, hits: pl.DataFrame, records: int) -> pl.DataFrame:
+        """The hits of `lines`, and up to so many records before and after each in its source.
+
+        Adds the columns `hit` (Boolean) and `place` (the hits' groups in their order, UInt32)."""
+
+    def patterns(self, query: PatternQuery) -> pl.DataFrame:
+        """How often each pattern occurs in a span, beside another span: PATTERN_SCHEMA."""
+
+    def cancel(self) -> None:
+        """Ends the question that is asked now, if any."""
+
+    def close(self) -> None:
+        """Frees what the answers needed."""

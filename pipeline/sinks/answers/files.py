@@ -1,0 +1,67 @@
+"""Answers from the Parquet files of a store."""
+
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+import polars as pl
+
+from pipeline.records.pattern_query import PatternQuery
+from pipeline.records.result_query import ResultQuery
+from pipeline.records.schema import RESULT_SCHEMA
+from pipeline.sinks.answers.around import NEIGHBOURHOOD, with_context
+from pipeline.sinks.answers.engine import LIMIT_S, Engine
+from pipeline.sinks.answers.lines import near_lines, newest_lines
+from pipeline.sinks.answers.patterns import pattern_page
+from pipeline.sinks.answers.stored import files_of_rates, finding_files, line_files
+from pipeline.sinks.manifest import ResultTable
+from pipeline.sinks.parquet import ParquetSink
+from pipeline.sinks.results import readable
+
+
+class FileAnswers:
+    """`Answers` from one store of results. Text is looked for as it stands in a message.
+
+    `cache`: where temporary files of large questions may lie."""
+
+    def __init__(
+        self, sink: ParquetSink, *, cache: Path | None = None, limit_s: float | None = LIMIT_S
+    ) -> None:
+        self.sink = sink
+        self.engine = Engine([sink.files.folder], cache=cache, limit_s=limit_s)
+
+    def workloads(self) -> list[str]:
+        """As the protocol says."""
+        with readable(self.sink):
+            return self.sink.workloads()
+
+    def lines(self, query: ResultQuery) -> pl.DataFrame:
+        """As the protocol says."""
+        table = ResultTable.FINDINGS if query.anomalous else ResultTable.LINES
+        parts = self.sink.parts(since=query.since, until=query.until, workloads=query.workloads, table=table)
+
+        find = finding_files if query.anomalous else line_files
+        return newest_lines(self.engine, parts, partial(find, self.sink), query)
+
+    def context(self, hits: pl.DataFrame, records: int) -> pl.DataFrame:
+        """As the protocol says."""
+        first, last = hits["timestamp"].min(), hits["timestamp"].max()
+        since = first - NEIGHBOURHOOD if isinstance(first, datetime) else None
+        until = last + NEIGHBOURHOOD if isinstance(last, datetime) else None
+        parts = self.sink.parts(since=since, until=until, workloads=hits["workload"].unique().to_list())
+        near = near_lines(self.engine, line_files(self.sink, parts), hits, records, list(RESULT_SCHEMA))
+        return with_context(near, hits, records)
+
+    def patterns(self, query: PatternQuery) -> pl.DataFrame:
+        """As the protocol says."""
+        now = files_of_rates(self.sink, query.since, query.until, query)
+        then = None if query.against is None else files_of_rates(self.sink, *query.against, query)
+        return pattern_page(self.engine, query, now, then)
+
+    def cancel(self) -> None:
+        """As the protocol says."""
+        self.engine.cancel()
+
+    def close(self) -> None:
+        """As the protocol says."""
+        self.engine.close()

@@ -1,0 +1,51 @@
+"""Answers from the indices of OpenSearch."""
+
+import threading
+
+import polars as pl
+
+from pipeline.opensearch import newest
+from pipeline.opensearch.client import opensearch_client
+from pipeline.opensearch.neighbours import neighbours
+from pipeline.opensearch.patterns import pattern_counts
+from pipeline.records.pattern_query import PatternQuery
+from pipeline.records.result_query import ResultQuery
+from pipeline.settings import Settings
+from pipeline.sinks.answers.around import NEIGHBOURHOOD, with_context
+
+
+class IndexAnswers:
+    """`Answers` from OpenSearch. Text is looked for as a phrase of whole words, and times of patterns are in
+    milliseconds. What was written within the last seconds may be missing."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._client = opensearch_client(settings)
+        self._stop = threading.Event()
+
+    def workloads(self) -> list[str]:
+        """As the protocol says."""
+        return newest.workloads(self._client, self._settings)
+
+    def lines(self, query: ResultQuery) -> pl.DataFrame:
+        """As the protocol says."""
+        return newest.newest(self._client, self._settings, query)
+
+    def context(self, hits: pl.DataFrame, records: int) -> pl.DataFrame:
+        """As the protocol says."""
+        self._stop.clear()
+        near = neighbours(self._client, self._settings, hits, records, within=NEIGHBOURHOOD, stop=self._stop)
+        return with_context(near, hits, records)
+
+    def patterns(self, query: PatternQuery) -> pl.DataFrame:
+        """As the protocol says."""
+        self._stop.clear()
+        return pattern_counts(self._client, self._settings, query, stop=self._stop)
+
+    def cancel(self) -> None:
+        """As the protocol says; a request that the server has is waited for."""
+        self._stop.set()
+
+    def close(self) -> None:
+        """As the protocol says."""
+        self._client.close()

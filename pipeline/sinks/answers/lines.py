@@ -1,0 +1,130 @@
+"""Stored lines from files: the newest that match a question, and those near to hits in their sources."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import polars as pl
+
+from pipeline.records.result_query import ResultQuery
+from pipeline.records.schema import RESULT_SCHEMA
+from pipeline.sinks.answers.around import blocks_of
+from pipeline.sinks.answers.engine import Engine, RowFile, one_of
+from pipeline.sinks.manifest import Part
+from pipeline.units import epoch_us
+
+FIRST_PARTS: Final = 2  # of the first screen; each further group has twice as many
+MOST_PARTS: Final = 64  # of a group
+
+
+def newest_lines(
+    engine: Engine,
+    parts: Sequence[Part],
+    files_of: Callable[[Sequence[Part]], list[RowFile]],
+    query: ResultQuery,
+) -> pl.DataFrame:
+    """The newest lines in these parts that match: RESULT_SCHEMA, oldest first.
+
+    The newest parts are read first, and no more of them once all the hits are newer than any other line.
+    Upper and lower case of its text are the same. Raises AnswerCancelled, BadInput, BadPayload,
+    and the errors of `files_of`."""
+    found = pl.DataFrame(schema=RESULT_SCHEMA)
+    wanted, parameters = _conditions(query)
+    since, until = (None if at is None else epoch_us(at) for at in (query.since, query.until))
+    # A bound on the newest so far spares rows where most of them match. Where few do, as of a text, it costs
+    # a fifth more: each row's time is read before its text. An expression has no such bound.
+    order = '"timestamp"' if query.text is None else 'epoch_us("timestamp")'
+    with engine.question():
+        for group in _groups(parts):
+            if found.height >= query.limit:
+                since = epoch_us(found["timestamp"][0])
+                if group[0].last_us < since:
+                    break
+            within, bounds = _within(group, since, until)
+            engine.view("lines", files_of(group), RESULT_SCHEMA)
+            some = engine.rows(
+                f"SELECT * FROM lines WHERE {' AND '.join([*wanted, *within])} "
+                f"ORDER BY {order} DESC, record_id DESC LIMIT $limit",
+                parameters | bounds | {"limit": query.limit},
+                schema=RESULT_SCHEMA,
+            )
+            found = pl.concat([found, some]).sort("timestamp", "record_id").tail(query.limit)
+    return found
+
+
+def _conditions(query: ResultQuery) -> tuple[list[str], dict[str, object]]:
+    """What a line must meet beside its time, and the parameters of that."""
+    wanted, parameters = ["true"], dict[str, object]()
+    if query.workloads is not None:
+        wanted.append(one_of("workload", query.workloads, parameters))
+    if query.level is not None:
+        wanted.append(one_of("level", query.levels, parameters))
+    if query.template_id is not None:
+        unclassified = " OR template_id IS NULL" if query.template_id == 0 else ""
+        wanted.append(f"(template_id = $template_id{unclassified})")
+        parameters["template_id"] = query.template_id
+    if query.anomalous:
+        wanted.append("anomalous")
+    if query.text is not None:
+        # Lower case is three fifths of the work, and numbers and addresses have none.
+        cased = query.text.lower() != query.text.upper()
+        wanted.append(f"contains({'lower(message), lower($text)' if cased else 'message, $text'})")
+        parameters["text"] = query.text
+    return wanted, parameters
+
+
+def _within(
+    parts: Sequence[Part], since: int | None, until: int | None
+) -> tuple[list[str], dict[str, object]]:
+    """The conditions that lines of these parts are in a span, and their parameters.
+
+    Parts that are in it as a whole need none."""
+    wanted, parameters = list[str](), dict[str, object]()
+    if since is not None and any(part.first_us < since for part in parts):
+        wanted.append('"timestamp" >= make_timestamptz($since)')
+        parameters["since"] = since
+    if until is not None and any(part.last_us >= until for part in parts):
+        wanted.append('"timestamp" < make_timestamptz($until)')
+        parameters["until"] = until
+    return wanted, parameters
+
+
+def near_lines(
+    engine: Engine, files: Sequence[RowFile], hits: pl.DataFrame, records: int, columns: Sequence[str]
+) -> pl.DataFrame:
+    """The lines in the neighbourhood of the hits, which need the columns record_id, source and line.
+
+    Where the hits have workloads, it is of these. Raises AnswerCancelled, BadInput, BadPayload."""
+    schema = {name: RESULT_SCHEMA[name] for name in columns}
+    if hits.is_empty() or not files:
+        return pl.DataFrame(schema=schema)
+    reach, keys, blocks = blocks_of(hits, records)
+    parameters: dict[str, object] = {
+        "reach": reach,
+        "keys": keys,
+        "blocks": blocks,
+        "lowest": min(blocks) * reach,
+        "highest": max(blocks) * reach + reach,
+    }
+    wanted = [
+        one_of("source", hits["source"].unique().to_list(), parameters),
+        "line BETWEEN $lowest::UBIGINT AND $highest::UBIGINT",
+        "(regexp_replace(record_id, '-[^-]*$', ''), line // $reach::UBIGINT) IN "
+        "(SELECT unnest($keys::VARCHAR[]), unnest($blocks::UBIGINT[]))",
+    ]
+    if "workload" in hits.columns:
+        wanted.append(one_of("workload", hits["workload"].unique().to_list(), parameters))
+    with engine.question():
+        engine.view("lines", files, RESULT_SCHEMA)
+        names = ", ".join(f'"{name}"' for name in columns)
+        return engine.rows(
+            f"SELECT {names} FROM lines WHERE {' AND '.join(wanted)}", parameters, schema=schema
+        )
+
+
+def _groups(parts: Sequence[Part]) -> Iterator[list[Part]]:
+    """The parts with the newest lines first, in groups that grow."""
+    ordered = sorted(parts, key=lambda part: -part.last_us)
+    start, size = 0, FIRST_PARTS
+    while start < len(ordered):
+        yield ordered[start : start + size]
+        start, size = start + size, min(2 * size, MOST_PARTS)
