@@ -26,7 +26,10 @@ from bench._running import scratch
 from bench._stacks import command
 from bench._traffic import Timetable, heap, read_all
 from bench._varied import real_files
+from pipeline.settings import listeners
 
+# As shipped, with one process of stage ingest. The intake takes the next port where its own is in use.
+STACK: Final = {"LOGWEIR_INGEST_PROCESSES": "1", "LOGWEIR_INTAKE": listeners.DEFAULT}
 LINES: Final = 150_000
 SECONDS: Final = 20.0
 ROUNDS: Final = 2
@@ -67,7 +70,7 @@ def options(parser: argparse._ArgumentGroup) -> None:
 def measure(data: Path, args: argparse.Namespace) -> dict[str, Any]:
     with scratch() as folder:
         sources = real_files(data, folder)
-        with stack(folder, LOGWEIR_INGEST_PROCESSES="1") as settings:
+        with stack(folder, **STACK) as settings:
             command(folder, "send", *map(str, sources.values()), "--wait")
             command(folder, "train")
             world = World(folder, settings, sources)
