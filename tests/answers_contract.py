@@ -1,4 +1,4 @@
-"""What all answers about stored results must say, stated once; each kind is held to it."""
+"""The contract of answers about stored results. Each kind is held to it."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

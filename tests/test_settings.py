@@ -103,6 +103,9 @@ def test_directories_follow_the_data_directory_unless_they_are_given() -> None:
         ("step_s = 3601", "it must be at most 3600"),
         ("redis_max_mib = 1048577", "it must be at most 1048576"),
         ("max_pending_mib = 1048577", "it must be at most 1048576"),
+        ('intake = ["gopher://h"]', "intake 'gopher://h' has an unknown scheme; use one of http, https"),
+        ('intake = ["https://h"]', "https needs \\?cert=FILE&key=FILE"),
+        ('intake = ["http://h:4318/path"]', "is no address of a listener; write it like http://127"),
         ("gpu_infer_mib = 512", "gpu_infer_mib = 512 leaves .* gpu_context_mib = 512; raise gpu_infer_mib"),
     ],
 )
@@ -260,6 +263,12 @@ def test_every_number_has_a_least_and_a_most() -> None:
 
 def test_every_setting_is_described() -> None:
     assert all(ITEMS[name].meta.description and f"| `{name}` |" in page() for name in PUBLIC)
+
+
+def test_an_empty_variable_switches_the_intake_off() -> None:
+    off = Settings.load(environ={"LOGWEIR_INTAKE": ""})
+    assert off.intake.listeners == () and off.to_environ() == {"LOGWEIR_INTAKE": ""}
+    assert Settings().intake.listeners == ("http://127.0.0.1:4318",)
 
 
 def test_there_are_few_settings() -> None:

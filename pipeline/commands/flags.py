@@ -281,7 +281,7 @@ def keys(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="for add: it may only send for these workloads; * and ? as in `logweir watch`; may be given again",
+        help="for add: it may only send for these workloads (* and ? as in `logweir watch`); may be repeated",
     )
 
 

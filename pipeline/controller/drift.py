@@ -102,9 +102,9 @@ def measure(rows: pl.DataFrame, work: pl.DataFrame) -> dict[str, int]:
 def measure_all(batches: Sequence[tuple[pl.DataFrame, pl.DataFrame]]) -> list[dict[str, int]]:
     """Counters of each committed batch, named as in COUNTERS; empty for one without verdicts (warming).
 
-    A batch is its rows, RESULT_SCHEMA, and its work, WORK_SCHEMA of detect.py; rows of the work that the
-    cache answered have no `tokens` and are no scored words. A record counts as one line however many physical
-    lines it spans, or one long stack trace would outweigh everything around it.
+    A batch is its rows, RESULT_SCHEMA, and its work, WORK_SCHEMA of detect.py. Rows of the work that the
+    cache answered have no `tokens`, so they are no scored words. A record counts as one line however many
+    physical lines it spans, or one long stack trace would outweigh everything around it.
     """
     rows = gathered([rows for rows, _ in batches], ["score", "reasons", "anomalous"])
     batch = np.repeat(np.arange(len(batches)), [rows.height for rows, _ in batches])

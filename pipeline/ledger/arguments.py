@@ -62,7 +62,7 @@ class AcceptManyArgs(msgspec.Struct, frozen=True, kw_only=True):
     batches: list[NewBatchArgs]
     requests: list[NewRequestArgs]
     slot_ms: int  # identities are remembered for at least so long
-    most: int  # identities of one slot
+    slot_identities: int  # at most
     stage: Stage
     max_bytes: int
     max_batches: int

@@ -146,7 +146,7 @@ class Intake:
             ],
             requests=[NewRequestArgs(name=request.name, body=request.body) for request in requests],
             slot_ms=IDENTITY_SLOT_MS,
-            most=MAX_IDENTITIES,
+            slot_identities=MAX_IDENTITIES,
             **self._limits(backfill=backfill),
             skip_keep_s=KEEP_DONE_S,
         )
@@ -173,7 +173,7 @@ class Intake:
                 return Accepted(batch_id=batches[0].batch_id, pending_batches=int(answer[1]))
 
     def _limits(self, *, backfill: bool) -> dict[str, Any]:
-        """What both scripts compare with. Backfill leaves room for fresh batches."""
+        """The limits that both scripts compare with. Backfill leaves room for fresh batches."""
         s = self.store.settings
         part = BACKFILL_PART if backfill else 1.0
         return {

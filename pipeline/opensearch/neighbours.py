@@ -32,12 +32,12 @@ def neighbours(
     Raises SourceUnavailable, and AnswerCancelled once `stop` is set."""
     index = indices(settings)
     task = f"results cannot be read from {index}"
-    asked = [(hit, order) for hit in hits.iter_rows(named=True) for order in ("asc", "desc")]
+    searches = [(hit, order) for hit in hits.iter_rows(named=True) for order in ("asc", "desc")]
     found: list[dict[str, Any]] = []
-    for start in range(0, len(asked), 2 * HITS):
+    for start in range(0, len(searches), 2 * HITS):
         if stop.is_set():
             raise AnswerCancelled("the question was cancelled")
-        some = asked[start : start + 2 * HITS]
+        some = searches[start : start + 2 * HITS]
         body: list[dict[str, Any]] = []
         for hit, order in some:
             body += [{"allow_partial_search_results": False}, _beside(hit, order, records, within)]
@@ -49,8 +49,8 @@ def neighbours(
                 raise SourceUnavailable(f"{task}: {why}")
             sources = [one["_source"] for one in answer["hits"]["hits"]]
             found += [one for one in sources if _key(one["record_id"]) == _key(hit["record_id"])]
-    near = pl.concat([hits.select(list(RESULT_SCHEMA)), frame_of(found)])
-    return near.unique("record_id", keep="first")
+    stored = pl.concat([hits.select(list(RESULT_SCHEMA)), frame_of(found)])
+    return stored.unique("record_id", keep="first")
 
 
 def _beside(hit: dict[str, Any], order: str, records: int, within: timedelta) -> dict[str, Any]:
@@ -72,5 +72,5 @@ def _beside(hit: dict[str, Any], order: str, records: int, within: timedelta) ->
 
 
 def _key(record_id: str) -> str:
-    """What all records of one reading of one source share in their ids."""
+    """The part of an id that all records of one reading of one source share."""
     return record_id.rpartition("-")[0] or record_id

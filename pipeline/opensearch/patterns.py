@@ -44,14 +44,14 @@ def pattern_counts(
     """PATTERN_SCHEMA in the order that was asked for. `first` and `last` are in milliseconds.
 
     Raises SourceUnavailable, and AnswerCancelled once `stop` is set."""
-    asked = _Asked(client, indices(settings), query, stop)
+    requests = _Requests(client, indices(settings), query, stop)
     span = (query.since, query.until)
-    now = asked.sums(span)
-    then = asked.sums(query.against) if query.against else now.clear()
+    now = requests.sums(span)
+    then = requests.sums(query.against) if query.against else now.clear()
     found = _ordered(_beside(now, then), query)
     spans = [span] if query.against is None else [span, query.against]
-    trend = asked.trend(found) if found.height else {}
-    samples = asked.samples(found, spans) if found.height else {}
+    trend = requests.trend(found) if found.height else {}
+    samples = requests.samples(found, spans) if found.height else {}
     keys = list(found.select(_KEY).iter_rows())
     none = [0] * query.buckets
     return found.with_columns(
@@ -80,8 +80,8 @@ def _ordered(found: pl.DataFrame, query: PatternQuery) -> pl.DataFrame:
     return found if query.limit is None else found.head(query.limit)
 
 
-class _Asked:
-    """One question and its requests."""
+class _Requests:
+    """The requests of one question."""
 
     def __init__(self, client: OpenSearch, index: str, query: PatternQuery, stop: threading.Event) -> None:
         self._client = client

@@ -27,8 +27,8 @@ def parted(rows: Rows, heights: Iterable[int]) -> Iterator[Rows]:
 def gathered(frames: Sequence[pl.DataFrame], names: Sequence[str]) -> pl.DataFrame:
     """These columns of all frames, one behind another: one query, where one for each frame costs more than
     all other work on small ones."""
-    alike = len({tuple(frame.columns) for frame in frames}) == 1
-    return pl.concat(frames if alike else [frame.select(names) for frame in frames]).select(names)
+    same_columns = len({tuple(frame.columns) for frame in frames}) == 1
+    return pl.concat(frames if same_columns else [frame.select(names) for frame in frames]).select(names)
 
 
 def spread(column: pl.Series, expression: pl.Expr) -> pl.Series:

@@ -61,7 +61,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestIdentity:
-    """What tells a request to the intake from others.
+    """The name by which a request to the intake is told from others.
 
     `name`: "" for a request that cannot be told from another one. `body`: the digest that a declared name is
     bound to; the same name with another body is a conflict."""
@@ -74,7 +74,7 @@ class RequestIdentity:
 class Full:
     """The batch was not taken. Try again after `retry_after_s`.
 
-    `reason`: "bytes" or "batches" when too much waits, "memory" when Redis has used four fifths of its
+    `reason`: "bytes" or "batches" when too much waits. "memory" when Redis has used four fifths of its
     memory, "dead" when dead letters fill their room, "closed" when an operator drains the pipeline, "process"
     when the process that receives holds too many requests."""
 
@@ -183,7 +183,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadEnd:
-    """What the commit of a batch says of one of its workloads.
+    """One workload in the commit of a batch.
 
     `outcomes`: line counters to add. `measured`: drift counters to add under model `version`.
     `observation`: a message to the watcher, b"" for none."""

@@ -17,7 +17,7 @@ ALL_MS: Final = 10  # The slower replicas get so long. Without them the sentinel
 # A server looks at the time of WAIT ten times a second, so a replica that is away is waited for this seldom.
 AWAY_S: Final = 5.0
 MARK_S: Final = 60
-# What scripts share beside the prelude, by how their names begin.
+# Files that scripts share beside the prelude, by how their names begin.
 _SHARED: Final = {"gpu/": ("gpu/_gpu",), "ledger/accept": ("ledger/_accept",)}
 
 

@@ -30,8 +30,8 @@ def with_neighbours(results: Path, findings: Sequence[Finding], *, records: int 
     )
     columns = ("record_id", "source", "line", "raw")
     with engine_over(results) as engine:
-        near = near_lines(engine, files_in(results), hits, records, columns)
-    found = texts_around(near, hits, records)
+        neighbours = near_lines(engine, files_in(results), hits, records, columns)
+    found = texts_around(neighbours, hits, records)
     return [_with(finding, found) for finding in findings]
 
 

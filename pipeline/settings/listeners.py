@@ -1,4 +1,4 @@
-"""The addresses at which the intake listens: `http://127.0.0.1:4318`, `https://0.0.0.0:4318?cert=a.pem&key=a.key`.
+"""The addresses at which the intake listens, such as `https://0.0.0.0:4318?cert=a.pem&key=a.key`.
 
 The scheme names the protocol. A port that is left out is the usual one of its protocol.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, Self
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-# The usual port of each scheme. Those below 1024 need rights.
+# The usual port of each scheme. Ports below 1024 need rights.
 PORTS: Final = {
     "http": 4318, "https": 4318, "grpc": 4317, "grpcs": 4317,
     "syslog+udp": 5514, "syslog+tcp": 5514, "syslog+tls": 6514,

@@ -65,27 +65,27 @@ def framed(
 
 
 def framed_by_workload(
-    records: PushedRecords, known: KnownFormats
+    records: PushedRecords, trusted: KnownFormats
 ) -> list[tuple[str, pl.DataFrame, tuple[str, ...]]]:
     """The records of each workload in a batch of several, and the formats of their headers."""
     places = records.rows_by_workload()
     rows = _columns(records.take([row for several in places.values() for row in several]))
-    return _with_formats(list(places), list(parted(rows, map(len, places.values()))), known)
+    return _with_formats(list(places), list(parted(rows, map(len, places.values()))), trusted)
 
 
 def framed_records(
-    records: PushedRecords, workload: str, known: KnownFormats
+    records: PushedRecords, workload: str, trusted: KnownFormats
 ) -> tuple[pl.DataFrame, tuple[str, ...]]:
     """The records of a batch of one workload, and the formats of their headers."""
-    ((_, rows, formats),) = _with_formats([workload], [_columns(records)], known)
+    ((_, rows, formats),) = _with_formats([workload], [_columns(records)], trusted)
     return rows, formats
 
 
 def _with_formats(
-    workloads: Sequence[str], parts: Sequence[pl.DataFrame], known: KnownFormats
+    workloads: Sequence[str], parts: Sequence[pl.DataFrame], trusted: KnownFormats
 ) -> list[tuple[str, pl.DataFrame, tuple[str, ...]]]:
     """Each part with the formats that its workload is known to have, where it plainly has them."""
-    expected = [known.of(workload) for workload in workloads]
+    expected = [trusted.of(workload) for workload in workloads]
     fit = _fitting(parts, expected)
     found = []
     for workload, part, formats, fits in zip(workloads, parts, expected, fit, strict=True):
@@ -93,7 +93,7 @@ def _with_formats(
             found.append((workload, part, formats))
         else:
             found.append((workload, part, _formats_in(part)))
-            known.tell(workload, found[-1][2])
+            trusted.tell(workload, found[-1][2])
     return found
 
 

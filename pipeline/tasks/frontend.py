@@ -36,15 +36,17 @@ def prepared_batches(
 
     Raises what one of them raises, so a group that fails says nothing about most of its batches."""
     read = _framed(context, claims, works)
-    known = dict(zip((claim.batch_id for claim in claims), works, strict=True))
+    works_of = dict(zip((claim.batch_id for claim in claims), works, strict=True))
     prepared = detect.prepare_all(
         [(rows, claim.meta) for claim, rows in read],
         context.masks,
-        [known[claim.batch_id] for claim, _ in read],
+        [works_of[claim.batch_id] for claim, _ in read],
     )
-    whole = [claim for claim, _ in read]
-    sessions = _sessions(context, whole, prepared)
-    return [Prepared(claim, rows, keys) for claim, rows, keys in zip(whole, prepared, sessions, strict=True)]
+    members = [claim for claim, _ in read]
+    sessions = _sessions(context, members, prepared)
+    return [
+        Prepared(claim, rows, keys) for claim, rows, keys in zip(members, prepared, sessions, strict=True)
+    ]
 
 
 def _framed(

@@ -52,14 +52,14 @@ def _begin(context: Context, claims: Sequence[Claim]) -> Iterator[Found]:
         metrics.lookups(work.height - missed, missed)
         parts.setdefault(batch.claim.batch_id, []).append((batch, work))
     for claim in claims:
-        known = [(batch, work) for batch, work in parts[claim.batch_id] if _ends_here(claim, work)]
-        judged += known
+        ended = [(batch, work) for batch, work in parts[claim.batch_id] if _ends_here(claim, work)]
+        judged += ended
         if claim.several:
-            if len(known) < len(parts[claim.batch_id]):
-                separate_others(context, claim, [batch.claim.workload for batch, _ in known])
-            if not known:
+            if len(ended) < len(parts[claim.batch_id]):
+                separate_others(context, claim, [batch.claim.workload for batch, _ in ended])
+            if not ended:
                 yield claim, None
-        elif not known:
+        elif not ended:
             ((batch, work),) = parts[claim.batch_id]
             then = Stage.DRAIN if work["version"][0] == WARMING_VERSION else Stage.INFER
             context.ledger.advance(

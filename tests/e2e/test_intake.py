@@ -38,7 +38,7 @@ def bulk(workload: str, *bodies: str) -> bytes:
 def test_lines_sent_by_shippers_are_results_also_over_a_kill_of_the_intake() -> None:
     """The usual address, or the next one where another program has it."""
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # somebody has it, which is the same to us
+        with contextlib.suppress(OSError):  # another program has it: the same case
             stack.enter_context(socket.create_server(("127.0.0.1", 4318)))
         up = stack.enter_context(running({"LOGWEIR_INTAKE": "http://127.0.0.1:4318"}))
         (url,) = up.facts["intake"]

@@ -41,13 +41,13 @@ def _add(args: argparse.Namespace, keys: SenderKeys) -> int:
 def _revoke(args: argparse.Namespace, keys: SenderKeys) -> int:
     if not keys.revoke(args.name):
         raise BadInput(f"there is no key {args.name!r}; `logweir keys list` shows those that are")
-    left = len(keys.look())
+    count = len(keys.look())
     if args.json:
-        print_json({"name": args.name, "keys": left})
+        print_json({"name": args.name, "keys": count})
         return 0
     console = out()
     console.print(f"{printable(args.name)} is refused from now on", markup=False)
-    if not left:
+    if not count:
         console.print("it was the last one: programs on this machine send without a key again", markup=False)
     return 0
 

@@ -45,7 +45,8 @@ service:
     ),
     "fluent-bit": Snippet(
         shipper="Fluent Bit",
-        line="fluent-bit -i tail -p path=app.log -o es -p host={host} -p port={port} -p suppress_type_name=on",
+        line="fluent-bit -i tail -p path=app.log "
+        "-o es -p host={host} -p port={port} -p suppress_type_name=on",
         text="""\
 # fluent-bit.yaml
 service: {{storage.path: /var/lib/fluent-bit}}

@@ -34,11 +34,11 @@ def main(args: argparse.Namespace) -> int:
     console = out()
     for url in urls:
         console.print(f"lines come in at {url}", markup=False, soft_wrap=True)
-    told = (
+    rule = (
         f"every request needs one of {plural(keys, 'key')}" if keys else "there is no key, and none is needed"
     )
     console.print(
-        f"{told}; `logweir keys list` shows them" if keys else f"{told} on this machine", markup=False
+        f"{rule}; `logweir keys list` shows them" if keys else f"{rule} on this machine", markup=False
     )
     show_lines(console, urls)
     return 0

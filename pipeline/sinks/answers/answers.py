@@ -13,9 +13,9 @@ from pipeline.records.result_query import ResultQuery
 class Answers(Protocol):
     """One question at a time; only `cancel` may come from another thread.
 
-    Every question raises AnswerCancelled when it was cancelled or takes too long, BadInput when it asks for
-    more than the store gives, BadPayload for a damaged file, and SinkUnavailable or SourceUnavailable where
-    the store does not answer."""
+    Every question raises AnswerCancelled when it was cancelled or takes too long, and BadInput when it asks
+    for too much. It raises BadPayload for a damaged file, and SinkUnavailable or SourceUnavailable where the
+    store does not answer."""
 
     def workloads(self) -> list[str]:
         """The names of all workloads that have results."""

@@ -25,17 +25,17 @@ def blocks_of(hits: pl.DataFrame, records: int) -> tuple[int, list[str], list[in
     return reach, list(keys), list(blocks)
 
 
-def with_context(near: pl.DataFrame, hits: pl.DataFrame, records: int) -> pl.DataFrame:
+def with_context(neighbours: pl.DataFrame, hits: pl.DataFrame, records: int) -> pl.DataFrame:
     """The hits and up to so many records before and after each in its source, by line number.
 
     Adds the columns `hit` (Boolean) and `place` (the hits' groups in their order, UInt32): records that are
-    around several hits stand once, in the group of the first. `near` holds the lines near to the hits; a hit
-    that is not among them stands alone."""
+    around several hits stand once, in the group of the first. `neighbours` holds the lines near to the
+    hits; a hit that is not among them stands alone."""
     if hits.is_empty():
         return hits.with_columns(hit=pl.lit(value=True), place=pl.lit(0, pl.UInt32))
-    alone = hits.join(near.select("record_id"), on="record_id", how="anti")
+    alone = hits.join(neighbours.select("record_id"), on="record_id", how="anti")
     numbered = hits.select("record_id").with_row_index("place")
-    placed = _ordered(pl.concat([near, alone])).join(numbered, on="record_id", how="left")
+    placed = _ordered(pl.concat([neighbours, alone])).join(numbered, on="record_id", how="left")
     hit = pl.col("place").is_not_null()
     at = pl.int_range(pl.len()).over("key")
     placed = placed.with_columns(hit.alias("hit"), at.alias("at"))
@@ -55,13 +55,13 @@ def with_context(near: pl.DataFrame, hits: pl.DataFrame, records: int) -> pl.Dat
 
 
 def texts_around(
-    near: pl.DataFrame, hits: pl.DataFrame, records: int
+    neighbours: pl.DataFrame, hits: pl.DataFrame, records: int
 ) -> dict[str, tuple[list[str], list[str]]]:
     """The raw texts of up to so many records before and after each hit in its source, by the hit's record
     id. A hit that is not stored has no neighbours."""
-    near = _ordered(near)
+    neighbours = _ordered(neighbours)
     found: dict[str, tuple[list[str], list[str]]] = {}
-    keys, ids, raws = (near[name].to_list() for name in ("key", "record_id", "raw"))
+    keys, ids, raws = (neighbours[name].to_list() for name in ("key", "record_id", "raw"))
     wanted = set(hits["record_id"])
     for at, record_id in enumerate(ids):
         if record_id in wanted:
@@ -74,11 +74,11 @@ def texts_around(
     return found
 
 
-def _ordered(near: pl.DataFrame) -> pl.DataFrame:
+def _ordered(neighbours: pl.DataFrame) -> pl.DataFrame:
     """With `key`, in the order of key and line."""
-    return near.with_columns(_keys(near).alias("key")).sort("key", "line", "record_id")
+    return neighbours.with_columns(_keys(neighbours).alias("key")).sort("key", "line", "record_id")
 
 
 def _keys(frame: pl.DataFrame) -> pl.Series:
-    """What all records of one reading of one source share in their ids."""
+    """The part of an id that all records of one reading of one source share."""
     return frame["record_id"].str.replace("-[^-]*$", "")

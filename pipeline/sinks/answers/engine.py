@@ -26,7 +26,7 @@ MEMORY: Final = "512MB"  # the process needs about 200 MB more
 THREADS: Final = 2
 SPILL: Final = "4GB"  # temporary files of sorts and groups beyond MEMORY
 LIMIT_S: Final = 60.0
-# The newest so many rows are found by their keys first, and then read as a whole.
+# The newest so many rows are found by their keys first, and then read as a intact.
 KEYS_FIRST: Final = 10_000
 STALE_S: Final = 86_400.0  # no question takes so long: its temporary files are those of a killed process
 _AGAIN_S: Final = 0.01  # an interrupt between two statements ends neither
@@ -155,21 +155,21 @@ class Engine:
         `numbered` adds the columns `file` and `row`, which name a row."""
         self._files[name] = list(files)
         columns = ", ".join(f'"{column}"' for column in schema)
-        whole = [_text(file.path) for file in files if not file.dropped]
+        intact = [_text(file.path) for file in files if not file.dropped]
         dropped = [file for file in files if file.dropped]
         sources: list[tuple[str, str]] = []  # the number of the file, and its rows
-        if whole:
-            some = f"read_parquet([{', '.join(whole)}], hive_partitioning = false, file_row_number = true)"
+        if intact:
+            some = f"read_parquet([{', '.join(intact)}], hive_partitioning = false, file_row_number = true)"
             sources.append(("file_index::BIGINT", some))
-        sources += [(f"{len(whole) + at}", _less_dropped(file)) for at, file in enumerate(dropped)]
+        sources += [(f"{len(intact) + at}", _less_dropped(file)) for at, file in enumerate(dropped)]
         if not sources:
             columns = ", ".join(
                 f'NULL::{_TYPES[_kind(kind)]} AS "{column}"' for column, kind in schema.items()
             )
             sources = [("0", "(SELECT 0 AS file_row_number) WHERE false")]
+        place = ", {} AS file, file_row_number AS row" if numbered else ""
         rows = " UNION ALL ".join(
-            f"SELECT {columns}{f', {number} AS file, file_row_number AS row' if numbered else ''} FROM {source}"
-            for number, source in sources
+            f"SELECT {columns}{place.format(number)} FROM {source}" for number, source in sources
         )
         self.run(f"CREATE OR REPLACE TEMP VIEW {name} AS {rows}")
 

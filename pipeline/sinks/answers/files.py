@@ -49,8 +49,8 @@ class FileAnswers:
         since = first - NEIGHBOURHOOD if isinstance(first, datetime) else None
         until = last + NEIGHBOURHOOD if isinstance(last, datetime) else None
         parts = self.sink.parts(since=since, until=until, workloads=hits["workload"].unique().to_list())
-        near = near_lines(self.engine, line_files(self.sink, parts), hits, records, list(RESULT_SCHEMA))
-        return with_context(near, hits, records)
+        neighbours = near_lines(self.engine, line_files(self.sink, parts), hits, records, list(RESULT_SCHEMA))
+        return with_context(neighbours, hits, records)
 
     def patterns(self, query: PatternQuery) -> pl.DataFrame:
         """As the protocol says."""

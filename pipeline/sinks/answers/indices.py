@@ -16,7 +16,7 @@ from pipeline.sinks.answers.around import NEIGHBOURHOOD, with_context
 
 class IndexAnswers:
     """`Answers` from OpenSearch. Text is looked for as a phrase of whole words, and times of patterns are in
-    milliseconds. What was written within the last seconds may be missing."""
+    milliseconds. Lines of the last seconds may be missing."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -34,8 +34,8 @@ class IndexAnswers:
     def context(self, hits: pl.DataFrame, records: int) -> pl.DataFrame:
         """As the protocol says."""
         self._stop.clear()
-        near = neighbours(self._client, self._settings, hits, records, within=NEIGHBOURHOOD, stop=self._stop)
-        return with_context(near, hits, records)
+        found = neighbours(self._client, self._settings, hits, records, within=NEIGHBOURHOOD, stop=self._stop)
+        return with_context(found, hits, records)
 
     def patterns(self, query: PatternQuery) -> pl.DataFrame:
         """As the protocol says."""

@@ -52,7 +52,7 @@ def newest_lines(
 
 
 def _conditions(query: ResultQuery) -> tuple[list[str], dict[str, object]]:
-    """What a line must meet beside its time, and the parameters of that."""
+    """The conditions on a line beside its time, and their parameters."""
     wanted, parameters = ["true"], dict[str, object]()
     if query.workloads is not None:
         wanted.append(one_of("workload", query.workloads, parameters))

@@ -1,7 +1,7 @@
 """Patterns from files: counts by the hour and five minutes where there are some, and lines for the others.
 
 Lines of parts that are not sealed, and of parts that lie only partly in a span, are counted once for sums and
-trend together. What a page shows beyond its sums is read for its patterns alone."""
+trend together. Samples and trends are read for the patterns of a page alone."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -22,19 +22,19 @@ FINE_SPAN: Final = timedelta(days=2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateFiles:
-    """The files with the counts of a span [begin, end). Each line counts in one of `whole`, `partly`,
+    """The files with the counts of a span [begin, end). Each line counts in one of `inner`, `border`,
     `lines`.
 
-    `fine_whole` and `fine_partly`: the counts of the same parts for the trend of a short span, by five
+    `fine_inner` and `fine_border`: the counts of the same parts for the trend of a short span, by five
     minutes; of a long one both are empty."""
 
     begin: datetime
     end: datetime
-    whole: tuple[RowFile, ...] = ()  # counts by the hour, of parts that are in the span as a whole
-    partly: tuple[RowFile, ...] = ()  # of other parts, whose lines have expired
+    inner: tuple[RowFile, ...] = ()  # counts by the hour, of parts that are in the span as a whole
+    border: tuple[RowFile, ...] = ()  # of other parts, whose lines have expired
     lines: tuple[RowFile, ...] = ()
-    fine_whole: tuple[RowFile, ...] = ()
-    fine_partly: tuple[RowFile, ...] = ()
+    fine_inner: tuple[RowFile, ...] = ()
+    fine_border: tuple[RowFile, ...] = ()
 
 
 # Counts of lines, for sums and trend.
@@ -57,13 +57,13 @@ GROUP BY ALL
 """
 # The counts of both spans in these columns.
 _COUNTS: Final = """
-SELECT true AS now, {columns} FROM ({slotted} now_whole) WHERE {chosen}
+SELECT true AS now, {columns} FROM ({slotted} now_inner) WHERE {chosen}
 UNION ALL
-SELECT true AS now, {columns} FROM ({slotted} now_partly WHERE {now_within}) WHERE {chosen}
+SELECT true AS now, {columns} FROM ({slotted} now_border WHERE {now_within}) WHERE {chosen}
 UNION ALL
-SELECT false AS now, {columns} FROM ({slotted} then_whole) WHERE {chosen}
+SELECT false AS now, {columns} FROM ({slotted} then_inner) WHERE {chosen}
 UNION ALL
-SELECT false AS now, {columns} FROM ({slotted} then_partly WHERE {then_within}) WHERE {chosen}
+SELECT false AS now, {columns} FROM ({slotted} then_border WHERE {then_within}) WHERE {chosen}
 UNION ALL
 SELECT true AS now, {columns} FROM now_lines
 UNION ALL
@@ -71,9 +71,9 @@ SELECT false AS now, {columns} FROM then_lines
 """
 # The counts by five minutes, where they give the trend.
 _FINE: Final = """
-SELECT true AS now, {columns} FROM ({slotted} now_fine_whole) WHERE {chosen}
+SELECT true AS now, {columns} FROM ({slotted} now_fine_inner) WHERE {chosen}
 UNION ALL
-SELECT true AS now, {columns} FROM ({slotted} now_fine_partly WHERE {now_within}) WHERE {chosen}
+SELECT true AS now, {columns} FROM ({slotted} now_fine_border WHERE {now_within}) WHERE {chosen}
 UNION ALL
 SELECT true AS now, {columns} FROM now_lines
 """
@@ -172,7 +172,7 @@ def pattern_page(
     words["counts"] = _COUNTS.format(slotted=_SLOTTED, columns=f"{columns}, severe, score, sample", **words)
     words["trend"] = (
         f"SELECT now, place, slot, fine.records FROM ({fine}) AS fine JOIN shown USING (workload, template_id)"
-        if now.fine_whole or now.fine_partly
+        if now.fine_inner or now.fine_border
         else "SELECT * FROM few"
     )
     with engine.question():
@@ -180,10 +180,10 @@ def pattern_page(
             engine.view("lines", files.lines, RESULT_SCHEMA)
             bounds = {"begin": epoch_us(files.begin), "end": epoch_us(files.end)}
             engine.table(f"{span}_lines", _LINES.format(**words), parameters | slots | bounds)
-            engine.view(f"{span}_whole", files.whole, RATES_SCHEMA)
-            engine.view(f"{span}_partly", files.partly, RATES_SCHEMA)
-        engine.view("now_fine_whole", now.fine_whole, FINE_SCHEMA)
-        engine.view("now_fine_partly", now.fine_partly, FINE_SCHEMA)
+            engine.view(f"{span}_inner", files.inner, RATES_SCHEMA)
+            engine.view(f"{span}_border", files.border, RATES_SCHEMA)
+        engine.view("now_fine_inner", now.fine_inner, FINE_SCHEMA)
+        engine.view("now_fine_border", now.fine_border, FINE_SCHEMA)
         engine.table("shown", _SHOWN.format(**words), parameters)
         page = engine.rows(_PAGE.format(**words), parameters | slots, schema=PATTERN_SCHEMA)
     return page.select(list(PATTERN_SCHEMA))

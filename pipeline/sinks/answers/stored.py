@@ -30,25 +30,25 @@ def files_of_rates(sink: ParquetSink, begin: datetime, end: datetime, query: Pat
     bucket begins in it. Raises SinkUnavailable."""
     first, stop = epoch_us(begin), epoch_us(end)
     hours, fine = ResultTable.RATES_1H, ResultTable.RATES_5M
-    whole: list[Part] = []
-    partly: list[Part] = []
+    inner: list[Part] = []
+    border: list[Part] = []
     lines: list[Part] = []
     for part in sink.parts(since=begin, until=end, workloads=query.workloads, table=hours):
         if hours in part.tables and first <= part.first_us and part.last_us < stop:
-            whole.append(part)
+            inner.append(part)
         elif part.live:
             lines.append(part)
         elif hours in part.tables:
-            partly.append(part)
+            border.append(part)
     short = query.until - query.since <= FINE_SPAN
     return RateFiles(
         begin=begin,
         end=end,
-        whole=_counts(sink, whole, hours),
-        partly=_counts(sink, partly, hours),
+        inner=_counts(sink, inner, hours),
+        border=_counts(sink, border, hours),
         lines=tuple(line_files(sink, lines)),
-        fine_whole=_counts(sink, whole, fine) if short else (),
-        fine_partly=_counts(sink, partly, fine) if short else (),
+        fine_inner=_counts(sink, inner, fine) if short else (),
+        fine_border=_counts(sink, border, fine) if short else (),
     )
 
 

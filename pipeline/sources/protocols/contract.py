@@ -18,7 +18,7 @@ class Undecodable(BadInput):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hints:
-    """What is known of a request beside its body, which is decompressed."""
+    """A request without its body, which is decompressed."""
 
     path: str = ""
     content_type: str = ""  # in lower case, with its parameters

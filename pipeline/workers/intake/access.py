@@ -9,7 +9,7 @@ from pipeline.workers.intake.refusals import Refusal, RequestRefused
 from pipeline.workers.sockets import is_own_host
 
 _SCHEMES = frozenset({"bearer", "splunk", "apikey", "basic"})
-_MADE = "; `logweir keys add NAME` makes one"
+_REMEDY = "; `logweir keys add NAME` makes one"
 
 
 def check_access(headers: Mapping[str, str], ring: KeyRing, *, host: str, loopback: bool) -> SenderKey | None:
@@ -17,15 +17,15 @@ def check_access(headers: Mapping[str, str], ring: KeyRing, *, host: str, loopba
     listener; `loopback`: only this machine reaches it. Raises RequestRefused."""
     if not ring.by_digest:
         if not loopback:
-            raise RequestRefused(Refusal.KEY_MISSING, f"off loopback every request needs a key{_MADE}")
+            raise RequestRefused(Refusal.KEY_MISSING, f"off loopback every request needs a key{_REMEDY}")
         # Any page in a browser on this machine can send here.
         if "origin" in headers or not is_own_host(headers.get("host"), host):
-            raise RequestRefused(Refusal.FORBIDDEN, f"web pages send with a key{_MADE}")
+            raise RequestRefused(Refusal.FORBIDDEN, f"web pages send with a key{_REMEDY}")
         return None
     texts = list(_texts(headers.get("authorization", "")))
     if not texts:
         raise RequestRefused(
-            Refusal.KEY_MISSING, f"this needs a key, in the header `Authorization: Bearer KEY`{_MADE}"
+            Refusal.KEY_MISSING, f"this needs a key, in the header `Authorization: Bearer KEY`{_REMEDY}"
         )
     if (found := ring.find(texts)) is None:
         raise RequestRefused(
@@ -35,7 +35,7 @@ def check_access(headers: Mapping[str, str], ring: KeyRing, *, host: str, loopba
 
 
 def _texts(authorization: str) -> Iterator[str]:
-    """What may be the key: of Basic the password, or the user beside an empty one."""
+    """The texts that may be the key: of Basic the password, or the user beside an empty one."""
     scheme, _, value = authorization.strip().partition(" ")
     value = value.strip()
     if scheme.lower() not in _SCHEMES or not value:

@@ -51,11 +51,18 @@ INLINE_BYTES: Final = 32 << 10
 DECODING: Final = 4  # bodies at a time; they share one interpreter
 MAX_IDENTITY: Final = 512  # characters of a declared key
 HEC: Final = "/services/collector"
+_OTLP: Final = ("/v1/logs",)
+_BULK: Final = ("/_bulk", "/{index}/_bulk", "/es/_bulk", "/es/{index}/_bulk")
+_LOKI: Final = ("/loki/api/v1/push", "/api/prom/push")
+_HEC: Final = tuple(f"{HEC}{end}" for end in ("", "/event", "/event/1.0", "/raw", "/raw/1.0"))
+_LINES: Final = ("/api/v1/lines", "/lines", "/ndjson")
+_JOURNAL: Final = ("/upload",)
+POSTED: Final = frozenset((*_OTLP, *_BULK, *_LOKI, *_HEC, *_LINES, *_JOURNAL))
 
 
 @dataclass(slots=True, kw_only=True)
 class Service:
-    """What all requests of a process share."""
+    """The parts that all requests of a process share."""
 
     door: Door
     keys: SenderKeys
@@ -65,7 +72,7 @@ class Service:
 
     async def ring(self) -> KeyRing:
         """The keys as they were lately. Of many requests one asks Redis. Raises RequestRefused."""
-        if (ring := self.keys.seen()) is not None:
+        if (ring := self.keys.recent()) is not None:
             return ring
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(asyncio.to_thread(self.keys.lately))
@@ -104,7 +111,7 @@ class Exchange:
                 self.service.door.senders.heard(sender, refused=True)
             return self.dialect.refused(hints, refused)
         except ClientDisconnect:
-            return Response(status_code=400)  # nobody reads it
+            return Response(status_code=400)  # without a reader
         except Exception:  # noqa: BLE001 - one request must not end the others
             logger().exception("intake.failed", protocol=self.dialect.protocol)
             return self.dialect.refused(
@@ -141,14 +148,14 @@ class Exchange:
                 Refusal.UNDECODABLE, f"the Idempotency-Key is too long; use at most {MAX_IDENTITY} characters"
             )
         path = hints.path
-        told = (
+        request_identity = (
             identity.declared(declared, body, key=name, path=path)
             if declared
             else identity.of_body(body, distinct=decoded.distinct, key=name, path=path)
         )
         sender = SentBy(protocol=self.dialect.protocol, key=name, peer=hints.peer)
         try:
-            answer = await self.service.door.take(decoded, identity=told, sender=sender)
+            answer = await self.service.door.take(decoded, identity=request_identity, sender=sender)
         except IdentityConflict as exc:
             raise RequestRefused(Refusal.CONFLICT, str(exc)) from exc
         except Undecodable as exc:
@@ -161,20 +168,16 @@ class Exchange:
 
 def intake_app(service: Service, listener: Listener) -> Starlette:
     """The application of one listener."""
-    otlp, bulk, loki = (
-        Exchange(service, listener, dialect) for dialect in (OtlpDialect(), BulkDialect(), LokiDialect())
-    )
-    hec, lines, journal = (
-        Exchange(service, listener, dialect) for dialect in (HecDialect(), LinesDialect(), JournalDialect())
-    )
-    posts: dict[str, Exchange] = {
-        "/v1/logs": otlp,
-        **dict.fromkeys(("/_bulk", "/{index}/_bulk", "/es/_bulk", "/es/{index}/_bulk"), bulk),
-        **dict.fromkeys(("/loki/api/v1/push", "/api/prom/push"), loki),
-        **dict.fromkeys((f"{HEC}{end}" for end in ("", "/event", "/event/1.0", "/raw", "/raw/1.0")), hec),
-        **dict.fromkeys(("/api/v1/lines", "/lines", "/ndjson"), lines),
-        "/upload": journal,
-    }
+    hec = Exchange(service, listener, HecDialect())
+    posts: dict[str, Exchange] = dict.fromkeys(_HEC, hec)
+    for paths, dialect in (
+        (_OTLP, OtlpDialect()),
+        (_BULK, BulkDialect()),
+        (_LOKI, LokiDialect()),
+        (_LINES, LinesDialect()),
+        (_JOURNAL, JournalDialect()),
+    ):
+        posts |= dict.fromkeys(paths, Exchange(service, listener, dialect))
 
     async def readyz(_request: Request) -> Response:
         try:
@@ -232,13 +235,15 @@ async def _alive(_request: Request) -> Response:
 async def _elsewhere(request: Request) -> Response:
     """The questions of Elasticsearch's clients; the other signals of OpenTelemetry; nothing."""
     path = request.url.path
-    told = preamble(request.method, path.removeprefix("/es"))
-    if told is not None:
-        return Response(told.body, told.status, dict(told.headers))
+    if path in POSTED or path.endswith("/_bulk"):
+        return json_answer({"error": f"lines come in at {path[:200]} by POST"}, 405, {"Allow": "POST"})
+    fixed = preamble(request.method, path.removeprefix("/es"))
+    if fixed is not None:
+        return Response(fixed.body, fixed.status, dict(fixed.headers))
     if path in ("/v1/traces", "/v1/metrics"):
-        what = path.removeprefix("/v1/")
+        signal = path.removeprefix("/v1/")
         return json_answer(
-            {"error": f"the intake takes logs, no {what}; turn the exporter of {what} off"}, 404
+            {"error": f"the intake takes logs, no {signal}; turn the exporter of {signal} off"}, 404
         )
     return json_answer({"error": f"there is no {path[:200]} here; lines come in at {WHERE}"}, 404)
 

@@ -25,8 +25,8 @@ _ZLIB, _RAW = 15, -15  # window bits of zlib
 class Room:
     """The memory of bodies in one process."""
 
-    def __init__(self, most: int = HELD_BYTES) -> None:
-        self.most = most
+    def __init__(self, limit: int = HELD_BYTES) -> None:
+        self.limit = limit
         self.held = 0
 
     @contextmanager
@@ -40,7 +40,7 @@ class Room:
 
 
 class Share:
-    """What one request holds of the room."""
+    """The part of the room that one request holds."""
 
     def __init__(self, room: Room) -> None:
         self.room = room
@@ -48,7 +48,7 @@ class Share:
 
     def take(self, size: int) -> None:
         """Raises RequestRefused when the process holds too much."""
-        if self.room.held + size > self.room.most:
+        if self.room.held + size > self.room.limit:
             raise RequestRefused(Refusal.FULL, "too many requests are being read; send again in a moment")
         self.room.held += size
         self.size += size

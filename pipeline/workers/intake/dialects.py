@@ -22,7 +22,7 @@ JSON: Final = "application/json"
 PLAIN: Final = "text/plain; charset=utf-8"
 LOGIN: Final = {"WWW-Authenticate": 'Basic realm="logweir"'}
 RETRY: Final = {"Retry-After": str(RETRY_AFTER_S)}
-# What OTLP calls a refusal: codes of gRPC.
+# OTLP names a refusal by a code of gRPC.
 _GRPC: Final = {
     Refusal.FULL: 14, Refusal.AWAY: 14, Refusal.FAILED: 14, Refusal.UNDECODABLE: 3, Refusal.TOO_LARGE: 8,
     Refusal.ENCODING: 3, Refusal.SLOW: 4, Refusal.KEY_MISSING: 16, Refusal.KEY_WRONG: 16,
@@ -69,7 +69,8 @@ class OtlpDialect(Dialect):
         if not encoding:
             raise RequestRefused(
                 Refusal.ENCODING,
-                f"Content-Type {hints.content_type[:60]!r} is not OTLP's; use {otlp_answers.PROTOBUF} or {JSON}",
+                f"Content-Type {hints.content_type[:60]!r} is not OTLP's; "
+                f"use {otlp_answers.PROTOBUF} or {JSON}",
             )
         return (otlp.decode_json if encoding == JSON else otlp.decode_protobuf)(body, hints)
 
@@ -89,7 +90,7 @@ class OtlpDialect(Dialect):
 class CutResponse(Response):
     """A head that announces a body, and the end of the connection before it."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - as its base
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         head = [(b"content-length", b"1"), (b"connection", b"close")]
         await send({"type": "http.response.start", "status": self.status_code, "headers": head})
 

@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, TypeVar
 
@@ -31,7 +31,11 @@ from pipeline.workers.intake.batches import (
 from pipeline.workers.intake.identity import told_apart
 from pipeline.workers.intake.senders import SenderCounts, SentBy
 
-WINDOW_S: Final = 0.25  # between two commits, unless a window is full sooner
+# Between two commits, unless a window is full sooner. A sender that waits for each answer sends once in a
+# window, so it is short while the pipeline keeps up, and grows with the batches that wait there.
+SHORT_S: Final = 0.05
+WINDOW_S: Final = 0.25
+WAITING_FEW: Final = 8  # batches in the pipeline that lengthen the window by SHORT_S
 IDLE_S: Final = 0.02  # a lone request waits so long for companions
 WINDOW_BYTES: Final = 2 << 20
 HELD_BYTES: Final = 64 << 20  # undecided requests of this process
@@ -86,14 +90,12 @@ class Door:
         Raises Undecodable for records that are no text, IdentityConflict, and RedisUnavailable when it is
         unknown whether the request is in."""
         loop = asyncio.get_running_loop()
-        began, outcome, size = loop.time(), "failed", 0
-        answer: Accepted | Full
         records = with_usable_names(decoded.records)
+        began, outcome, size = loop.time(), "failed", text_size(records)
+        answer: Accepted | Full = Accepted(batch_id="")
         try:
-            size = text_size(records)
-            answer = Accepted(batch_id="")
             if records.height:
-                answer = await self._taken(records, size, told_apart(identity))
+                answer = await self._decided(records, size, told_apart(identity))
             outcome = "full" if isinstance(answer, Full) else "duplicate" if answer.duplicate else "accepted"
         except IdentityConflict:
             outcome = "conflict"
@@ -111,7 +113,7 @@ class Door:
             )
         return answer
 
-    async def _taken(self, records: PushedRecords, size: int, identity: RequestIdentity) -> Accepted | Full:
+    async def _decided(self, records: PushedRecords, size: int, identity: RequestIdentity) -> Accepted | Full:
         if self.held and self.held + size > HELD_BYTES:
             return Full(pending_bytes=self.held, pending_batches=0, reason="process", retry_after_s=RETRY_S)
         backfill = self.producer.is_past(records.latest)
@@ -141,7 +143,9 @@ class Door:
         return [(producers[key], take_rows(records, chosen)) for key, chosen in rows.items()]
 
     def _window(self, producer: Producer) -> "_Window":
-        return self._windows.setdefault(id(producer), _Window(producer))
+        if (window := self._windows.get(id(producer))) is None:
+            window = self._windows[id(producer)] = _Window(producer)
+        return window
 
     def hurry(self) -> None:
         """Gathers no longer and has no patience: the process is about to end."""
@@ -161,11 +165,14 @@ class _Window:
     producer: Producer
     waiting: "deque[_Waiting]" = field(default_factory=deque)
     committed: float = float("-inf")  # when the last commit began
+    pause_s: float = SHORT_S  # from then on to the next one
     closing: bool = False
     # Of its own: requests that are decoded must not hold up a commit.
     thread: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="intake-commit")
     )
+    _records: int = 0  # of the requests that wait, and their bytes
+    _bytes: int = 0
     _some: asyncio.Event = field(default_factory=asyncio.Event)
     _enough: asyncio.Event = field(default_factory=asyncio.Event)
     _task: "asyncio.Task[None] | None" = None
@@ -185,6 +192,8 @@ class _Window:
             answer=loop.create_future(),
         )
         self.waiting.append(request)
+        self._records += records.height
+        self._bytes += size
         self._some.set()
         self._look()
         return await request.answer
@@ -203,11 +212,7 @@ class _Window:
         return await asyncio.get_running_loop().run_in_executor(self.thread, work, *args)
 
     def _look(self) -> None:
-        records = sum(request.records.height for request in self.waiting)
-        if (
-            records >= self.producer.settings.internal.batch_records
-            or sum(request.size for request in self.waiting) >= WINDOW_BYTES
-        ):
+        if self._records >= self.producer.settings.internal.batch_records or self._bytes >= WINDOW_BYTES:
             self._enough.set()
 
     async def _run(self) -> None:
@@ -215,7 +220,7 @@ class _Window:
         while not (self.closing and not self.waiting):
             await self._some.wait()
             if self.waiting and not self.closing:
-                due = max(self.waiting[0].since + IDLE_S, self.committed + WINDOW_S)
+                due = max(self.waiting[0].since + IDLE_S, self.committed + self.pause_s)
                 if due > loop.time():
                     await _either(self._enough, due - loop.time())
             unit = self._cut()
@@ -223,6 +228,8 @@ class _Window:
                 self.committed = loop.time()
                 await self._commit(unit)
             self._enough.clear()
+            self._records = sum(request.records.height for request in self.waiting)
+            self._bytes = sum(request.size for request in self.waiting)
             self._look()
             if not self.waiting and not self.closing:
                 self._some.clear()
@@ -233,8 +240,8 @@ class _Window:
         later: list[_Waiting] = []
         names: set[str] = set()
         records = size = 0
-        most = self.producer.settings.internal.batch_records
-        while self.waiting and records < most and size < WINDOW_BYTES:
+        limit = self.producer.settings.internal.batch_records
+        while self.waiting and records < limit and size < WINDOW_BYTES:
             request = self.waiting.popleft()
             if request.answer.done():
                 continue
@@ -268,6 +275,7 @@ class _Window:
                     await self._wait_for_room(unit, answer)
                     return
                 case Accepted():
+                    self.pause_s = min(WINDOW_S, SHORT_S * (1 + answer.pending_batches / WAITING_FEW))
                     for request in unit:
                         request.decide(answer)
                     return
@@ -289,7 +297,7 @@ class _Window:
                 await asyncio.sleep(RETRY_S)
             else:
                 # "Repeated" only says that an earlier try of this unit came through.
-                return Accepted(batch_id=answer.batch_id) if isinstance(answer, Accepted) else answer
+                return replace(answer, duplicate=False) if isinstance(answer, Accepted) else answer
 
     def _batches(self, unit: Sequence[_Waiting]) -> list[Batch]:
         s = self.producer.settings
@@ -338,8 +346,8 @@ def _without_known(unit: Sequence[_Waiting], known: Known) -> list[_Waiting]:
         unit[index].fail(
             IdentityConflict("this key was used for another body before; give every request a key of its own")
         )
-    gone = {*known.duplicates, *known.conflicts}
-    return [request for index, request in enumerate(unit) if index not in gone]
+    known_indices = {*known.duplicates, *known.conflicts}
+    return [request for index, request in enumerate(unit) if index not in known_indices]
 
 
 def _worst(answers: "Sequence[Accepted | Full | BaseException]") -> Accepted | Full:

@@ -29,7 +29,7 @@ SEND: Final = "send"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderKey:
-    """What a key allows. `workload`: the one of all its lines. `patterns`: workloads it may send for, as in
+    """The rights of a key. `workload`: the one of all its lines. `patterns`: workloads it may send for, as in
     `logweir watch`; empty: all."""
 
     name: str
@@ -100,12 +100,12 @@ class SenderKeys:
 
     def lately(self) -> KeyRing:
         """The keys as they were within the last second."""
-        if (ring := self.seen()) is None:
+        if (ring := self.recent()) is None:
             ring = KeyRing(by_digest={key.digest: key for key in self.look()})
             self._seen = (time.monotonic(), ring)
         return ring
 
-    def seen(self) -> KeyRing | None:
+    def recent(self) -> KeyRing | None:
         """As `lately`, None where Redis would have to be asked."""
         if self._seen is None or time.monotonic() - self._seen[0] > FRESH_S:
             return None

@@ -59,7 +59,7 @@ class HeardSender:
 
 
 class SenderCounts:
-    """What this process has counted since the last push. Safe for threads."""
+    """Counts of this process since its last push. Safe for threads."""
 
     def __init__(self) -> None:
         self._counts: dict[SentBy, _Counts] = {}
@@ -79,14 +79,14 @@ class SenderCounts:
             counts.duplicates += duplicate
 
     def push(self, client: "redis.Redis", settings: Settings) -> None:
-        """Add them to Redis. What could not be added stays for the next push."""
+        """Add them to Redis. Without Redis they stay for the next push."""
         with self._lock:
-            taken, self._counts = self._counts, {}
-        if not taken:
+            counted, self._counts = self._counts, {}
+        if not counted:
             return
         named = [
             argument
-            for sender, c in taken.items()
+            for sender, c in counted.items()
             for argument in (_name(sender), c.lines, c.requests, c.refused, c.duplicates)
         ]
         try:
@@ -95,7 +95,7 @@ class SenderCounts:
             )
         except (RedisUnavailable, redis.RedisError):
             with self._lock:
-                for sender, c in taken.items():
+                for sender, c in counted.items():
                     now = self._counts.setdefault(sender, _Counts())
                     now.lines += c.lines
                     now.requests += c.requests

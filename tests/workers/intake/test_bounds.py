@@ -71,7 +71,7 @@ def test_a_body_that_is_too_large_is_read_on_so_that_its_sender_sees_the_answer(
 
 
 def test_bodies_of_all_requests_share_one_room() -> None:
-    assert refused(lambda: pieces(b"12345678"), room=Room(most=7)) is Refusal.FULL
+    assert refused(lambda: pieces(b"12345678"), room=Room(limit=7)) is Refusal.FULL
 
 
 @pytest.mark.parametrize("cut", [0, 1])

@@ -84,6 +84,21 @@ def test_a_lone_request_does_not_wait_for_a_window(settings: Settings) -> None:
     assert with_door(settings, use) < door_module.WINDOW_S
 
 
+def test_the_time_between_two_commits_grows_with_the_batches_that_wait(settings: Settings) -> None:
+    async def use(door: Door) -> list[float]:
+        pauses = []
+        for n in range(12):
+            await door.take(decoded(f"line {n}"), sender=SENDER)
+            window = door._windows[id(door.producer)]
+            window.committed = float("-inf")
+            pauses.append(window.pause_s)
+        return pauses
+
+    pauses = with_door(settings, use)
+    assert pauses == sorted(pauses)
+    assert door_module.SHORT_S < pauses[0] < 2 * door_module.SHORT_S < pauses[-1] < door_module.WINDOW_S
+
+
 def test_a_request_that_comes_again_is_a_duplicate_whatever_its_window(settings: Settings) -> None:
     one = identity.of_body(b"body", distinct=True)
 

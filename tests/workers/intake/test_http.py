@@ -112,6 +112,9 @@ def test_questions_of_elasticsearchs_clients_are_answered(intake: Intake) -> Non
 def test_an_unknown_path_names_the_right_ones(intake: Intake) -> None:
     answer = intake.ask("/v2/logs", b"x")
     assert answer.status == 404 and "/v1/logs (OTLP), /_bulk" in answer.json["error"]
+    for path in ("/v1/logs", "/es/any/_bulk", "/services/collector/event"):
+        wrong = intake.ask(path)
+        assert (wrong.status, wrong.headers["allow"]) == (405, "POST") and "by POST" in wrong.json["error"]
     traces = intake.ask("/v1/traces", b"")
     assert traces.status == 404 and "takes logs, no traces" in traces.json["error"]
     assert intake.ask("/healthz").status == intake.ask("/readyz").status == intake.ask("/ready").status == 200

@@ -5,7 +5,7 @@
 -- returns {'accepted', pending batches} | {'repeated'}   these very batches are in already
 --         | {'known', indices of requests that are in, indices of those that were in with another body}   nothing is taken
 --         | {'full', pending bytes, pending batches, reason}   as in accept.lua
--- invariant: an identity is in once, for at least `slot_ms` unless more than `most` came in that time. Identities and
+-- invariant: an identity is in once, for at least `slot_ms` unless more than `slot_identities` came in that time. Identities and
 --            batches are written together. The limits are those of accept.lua, for all batches as one.
 local a = cmsgpack.unpack(ARGV[1])
 local DUE, COUNTS, WORKLOADS, CLOSED, DEAD, YOUNG, OLD = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
@@ -40,7 +40,7 @@ for i, b in ipairs(a.batches) do
 end
 local now = now_ms()
 local began = tonumber(redis.call('HGET', YOUNG, '') or now)
-if now - began >= a.slot_ms or redis.call('HLEN', YOUNG) + #a.requests > a.most then
+if now - began >= a.slot_ms or redis.call('HLEN', YOUNG) + #a.requests > a.slot_identities then
   if now - began < a.slot_ms then redis.call('HINCRBY', COUNTS, 'identities_early', 1) end
   if redis.call('EXISTS', YOUNG) == 1 then redis.call('RENAME', YOUNG, OLD) end
 end
