@@ -33,7 +33,7 @@ CLIENTS: Final = 2  # processes, one for each core of a small machine
 READY_S: Final = 60.0
 LOOK_S: Final = 0.02
 STORED_S: Final = 120.0
-REST_S: Final = 30.0  # at most, for the watcher to end its work on what was sent before
+REST_S: Final = 15.0  # at most, for the watcher to end its work on what was sent before
 REST_LOOK_S: Final = 1.0
 REST_CORES: Final = 0.1
 
@@ -79,6 +79,7 @@ class Steady:
     by_role: dict[str, float]  # cores
     batches_per_s: float
     lost: int
+    late_ms: int  # at most, of a client behind its timetable: the machine was too busy
 
 
 class World:
@@ -137,9 +138,6 @@ class World:
             said = _run_all(shippers)
             grown = {name: _grown(spent[name], cpu_seconds(root)) for name, root in roots.items()}
             self._until_stored(before + wanted)
-        late = max(client["late_s"] for client in said)
-        if late > 1.0:
-            raise RuntimeError(f"a client was {late:.1f} s late; the machine is too busy for this rate")
         settled(self.settings)
         waits, batches = self._waits_ms()
         self.clear()
@@ -152,6 +150,7 @@ class World:
             by_role={name: round(cpu / seconds, 3) for name, cpu in grown.items()},
             batches_per_s=round(batches / seconds, 1),
             lost=wanted - len(waits),
+            late_ms=round(max(client["late_s"] for client in said) * 1000),
         )
 
     def clear(self) -> None:

@@ -13,6 +13,7 @@ from datetime import datetime
 from html import unescape
 from typing import Any, Final
 
+import msgspec
 import polars as pl
 
 from pipeline.records.columns import kinds
@@ -54,6 +55,8 @@ _INNER: Final = ("textPayload", "log", "message")
 XML_HEAD: Final = r"^\s*<Event[\s>]"
 XML_LINE: Final = r"(?s)^\s*<Event[\s>].*</Event>\s*$"
 
+_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_TEXT: Final = msgspec.json.Decoder(str)
 _MAX_KEYS: Final = 200  # rows with more distinct keys are read one by one
 _MAX_DEPTH: Final = 8  # deeper objects stay compact JSON
 
@@ -385,16 +388,37 @@ def _python_pairs(rows: pl.DataFrame) -> pl.DataFrame:
     row_of: list[int] = []
     keys: list[str] = []
     values: list[str] = []
+    seen: dict[tuple[str, bytes], list[tuple[str, str]]] = {}
     for row, text in rows.select("row", "raw").iter_rows():
-        loaded = _load(text)
-        if not isinstance(loaded, dict):
-            continue
-        for key, value in _flatten(loaded, "", 0):
+        for key, value in _pairs_of(text, seen):
             row_of.append(row)
             keys.append(key)
             values.append(value)
     columns = {"row": row_of, "pos": [0] * len(row_of), "key": keys, "value": values}
     return pl.DataFrame(columns, schema=_LONG)
+
+
+def _pairs_of(text: str, seen: dict[tuple[str, bytes], list[tuple[str, str]]]) -> list[tuple[str, str]]:
+    """Pairs of an object. `seen`: those of values that are no texts; many records name the same pod."""
+    if "\\u" not in text:  # which may be half a character
+        try:
+            found: list[tuple[str, str]] = []
+            for key, raw in _MEMBERS.decode(text).items():
+                value = bytes(raw)
+                if value.startswith(b'"'):
+                    found.append((key, _TEXT.decode(value)))
+                    continue
+                pairs = seen.get((key, value))
+                if pairs is None:
+                    loaded = json.loads(value, parse_constant=_refuse)
+                    pairs = seen[key, value] = list(_flatten({key: loaded}, "", 0))
+                found += pairs
+        except (ValueError, RecursionError):  # the parser of Python has the last word
+            pass
+        else:
+            return found
+    loaded = _load(text)
+    return list(_flatten(loaded, "", 0)) if isinstance(loaded, dict) else []
 
 
 def _load(text: str) -> Any:

@@ -7,7 +7,7 @@ may drop an observation, never a line.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -18,7 +18,7 @@ import polars as pl
 
 from pipeline.errors import BadPayload
 from pipeline.records.batch import Purpose
-from pipeline.records.columns import gathered
+from pipeline.records.columns import gathered, parted
 from pipeline.records.delivery import Claim
 from pipeline.records.levels import ERROR_LEVELS, LEVELS
 from pipeline.records.schema import is_timed, pack_frame, unpack_frame
@@ -59,6 +59,12 @@ ANOMALIES_SCHEMA: Final[dict[str, Any]] = {
 }
 
 
+# Of the rows, what each of the two is made of.
+_EVENT_COLUMNS: Final = ("timestamp", "timed", "line", "lines", "template_id")
+_ANOMALY_COLUMNS: Final = (
+    "timestamp", "timed", "line", "lines", "template_id", "anomalous", "score", "level", "reasons", "message",
+    "raw", "source",
+)  # fmt: skip
 _NO_EVENTS: Final = pl.DataFrame(schema=EVENTS_SCHEMA)
 _NO_ANOMALIES: Final = pl.DataFrame(schema=ANOMALIES_SCHEMA)
 # Up to so many rows, columns as msgpack are packed in a tenth of the time of an Arrow file, and not larger.
@@ -177,18 +183,38 @@ def observe_all(several: Sequence[Observed]) -> list[Observation | None]:
     for ten rows as for a thousand, so that all share each pass over the columns."""
     counted = _Counted.of_rows([one.rows for one in several])
     rates = _rates(counted, [not one.claim.rescore for one in several])
-    return [_observation(number, one, counted, rates[number]) for number, one in enumerate(several)]
+    judged = [
+        number
+        for number, one in enumerate(several)
+        if counted.scored[number] and one.claim.meta.purpose is Purpose.SCORE
+    ]
+    anomalies = _anomalies({n: several[n].rows for n in judged if counted.anomalous[n]})
+    events = _events({n: several[n] for n in judged if _has_sessions(several[n])})
+    return [
+        _observation(
+            one,
+            version=str(one.rows["model_version"][0]) if counted.scored[number] else "",
+            source="" if counted.packed[number] else one.claim.meta.source,
+            newest_ms=int(counted.newest_us[number]) // 1000,
+            rates=rates[number],
+            events=events.get(number, _NO_EVENTS),
+            anomalies=anomalies.get(number, _NO_ANOMALIES),
+        )
+        for number, one in enumerate(several)
+    ]
 
 
-def _observation(number: int, one: Observed, counted: "_Counted", rates: pl.DataFrame) -> Observation | None:
-    claim, rows = one.claim, one.rows
-    version = str(rows["model_version"][0]) if counted.scored[number] else ""
-    events, anomalies = _NO_EVENTS, _NO_ANOMALIES
-    if version and claim.meta.purpose is Purpose.SCORE:
-        if counted.anomalous[number]:
-            anomalies = _anomalies(rows.filter(pl.col("lines") > 0))
-        if one.sessions is not None and one.sessions.null_count() < rows.height:
-            events = _events(rows, one.sessions)
+def _observation(
+    one: Observed,
+    *,
+    version: str,
+    source: str,
+    newest_ms: int,
+    rates: pl.DataFrame,
+    events: pl.DataFrame,
+    anomalies: pl.DataFrame,
+) -> Observation | None:
+    claim = one.claim
     if rates.is_empty() and events.is_empty() and anomalies.is_empty():
         return None
     lane = Lane.BACKFILL if claim.backfill else Lane.FRESH
@@ -198,9 +224,9 @@ def _observation(number: int, one: Observed, counted: "_Counted", rates: pl.Data
         lane=Lane.RESCORED if claim.rescore else lane,
         purpose=claim.meta.purpose,
         version=version,
-        source="" if counted.packed[number] else claim.meta.source,
+        source=source,
         accepted_ms=claim.accepted_ms,
-        newest_ms=int(counted.newest_us[number]) // 1000,
+        newest_ms=newest_ms,
         rates=rates,
         events=events,
         anomalies=anomalies,
@@ -262,26 +288,51 @@ def _rates(counted: _Counted, first_time: Sequence[bool]) -> list[pl.DataFrame]:
     return [rates[begin:end] for begin, end in itertools.pairwise(bounds.tolist())]
 
 
-def _events(rows: pl.DataFrame, sessions: pl.Series) -> pl.DataFrame:
+def _has_sessions(one: Observed) -> bool:
+    return one.sessions is not None and one.sessions.null_count() < one.rows.height
+
+
+def _events(several: Mapping[int, Observed]) -> dict[int, pl.DataFrame]:
+    """EVENTS_SCHEMA of each workload."""
+    if not several:
+        return {}
     wanted = pl.col("session").is_not_null() & (pl.col("lines") > 0) & pl.col("timestamp").is_not_null()
     wanted &= is_timed()  # a session's begin, end and gaps are times of its records
     at = pl.col("timestamp").dt.epoch("ms").alias("at")
-    return (
-        rows.select("timestamp", "timed", "line", "lines", "template_id")
-        .with_columns(sessions.alias("session"))
+    rows = _numbered({n: one.rows for n, one in several.items()}, _EVENT_COLUMNS)
+    sessions = pl.concat([one.sessions for one in several.values() if one.sessions is not None])
+    found = (
+        rows.with_columns(sessions.alias("session"))
         .lazy()
         .filter(wanted)
-        .head(MAX_EVENTS)
-        .select("session", at, "line", "template_id")
+        .select("of", "session", at, "line", "template_id")
         .collect()
     )
+    return _by_number(found, MAX_EVENTS)
 
 
-def _anomalies(rows: pl.DataFrame) -> pl.DataFrame:
+def _numbered(several: Mapping[int, pl.DataFrame], names: Sequence[str]) -> pl.DataFrame:
+    """These columns of all workloads, and `of`, the number of the workload."""
+    of = np.repeat(list(several), [rows.height for rows in several.values()])
+    rows = gathered(list(several.values()), names)
+    return rows.with_columns(pl.Series("of", of, dtype=pl.Int64))
+
+
+def _by_number(found: pl.DataFrame, most: int) -> dict[int, pl.DataFrame]:
+    """The rows of each workload, whose rows are neighbours, and at most so many."""
+    numbers, starts = np.unique(found["of"].to_numpy(), return_index=True)
+    parts = parted(found.drop("of"), np.diff(starts, append=found.height).tolist())
+    return {int(number): part.head(most) for number, part in zip(numbers, parts, strict=True)}
+
+
+def _anomalies(several: Mapping[int, pl.DataFrame]) -> dict[int, pl.DataFrame]:
+    """ANOMALIES_SCHEMA of each workload."""
+    if not several:
+        return {}
     anomalous = pl.col("anomalous").fill_null(value=False) & pl.col("timestamp").is_not_null()
-    found = rows.filter(anomalous) if rows["anomalous"].any() else rows.clear()
+    found = _numbered(several, _ANOMALY_COLUMNS).filter(anomalous & (pl.col("lines") > 0))
     if found.is_empty():
-        return pl.DataFrame(schema=ANOMALIES_SCHEMA)
+        return {}
     places = {name: at for at, name in enumerate(LEVELS)}
     rank = pl.col("level").replace_strict(places, default=-1, return_dtype=pl.Int64)
     severe = pl.col("level").is_in(list(ERROR_LEVELS)).fill_null(value=False) | _says(Reason.ERROR_SEVERITY)
@@ -289,7 +340,7 @@ def _anomalies(rows: pl.DataFrame) -> pl.DataFrame:
     text = pl.coalesce("message", "raw", pl.lit("")).str.head(TEXT_CHARS)
     names = pl.col("rank").replace_strict(dict(enumerate(LEVELS)), default=None, return_dtype=pl.String)
     stamped = pl.col("at").filter(pl.col("timed"))  # an arrival says nothing of when a timed fault began
-    return (
+    rows = (
         found.lazy()
         .with_columns(
             rank.alias("rank"),
@@ -298,7 +349,7 @@ def _anomalies(rows: pl.DataFrame) -> pl.DataFrame:
             pl.col("timestamp").dt.epoch("ms").alias("at"),
             is_timed().alias("timed"),
         )
-        .group_by("template_id", maintain_order=True)
+        .group_by("of", "template_id", maintain_order=True)
         .agg(
             pl.len().cast(pl.UInt32).alias("n"),
             pl.coalesce(stamped.min(), pl.col("at").min()).alias("first"),
@@ -310,12 +361,12 @@ def _anomalies(rows: pl.DataFrame) -> pl.DataFrame:
             _says(Reason.NEW_TEMPLATE).any().alias("new"),
             pl.col("timed").any(),
         )
-        .sort("score", "n", descending=True)
-        .head(MAX_ANOMALIES)
+        .sort("of", "score", "n", descending=[False, True, True])
         .with_columns(names.alias("level"))
-        .select(list(ANOMALIES_SCHEMA))
+        .select("of", *ANOMALIES_SCHEMA)
         .collect()
     )
+    return _by_number(rows, MAX_ANOMALIES)
 
 
 def _says(name: Reason) -> pl.Expr:

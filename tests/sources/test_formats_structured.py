@@ -1,10 +1,14 @@
 """Records of known programs as JSON and XML: time, level, service and message, without book-keeping keys."""
 
+import json
 from datetime import UTC, datetime
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.records.schema import raw_frame
+from pipeline.sources import formats_json
 from pipeline.sources.formats import detect, parse
 
 ARRIVED = datetime(2026, 11, 20, 15, 0, tzinfo=UTC)
@@ -105,3 +109,27 @@ def test_an_odd_record_loses_no_row(line: str) -> None:
     assert out.height == 1
     assert out["raw"].item() == line
     assert out["message"].null_count() == 0
+
+
+_PLAIN = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=4))
+_VALUES = st.recursive(
+    _PLAIN,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(
+    document=st.dictionaries(st.sampled_from(["log", "MESSAGE", "kubernetes", ""]), _VALUES, max_size=3),
+    is_ascii=st.booleans(),
+    cut=st.integers(0, 40),
+    put=st.sampled_from(["", '"', "}", "\\", "\x01", "NaN", ",", "[", " "]),
+)
+def test_pairs_of_an_object_are_those_that_the_parser_of_python_finds(
+    document: dict[str, object], *, is_ascii: bool, cut: int, put: str
+) -> None:
+    whole = json.dumps(document, ensure_ascii=is_ascii)
+    text = whole[:cut] + put + whole[cut:]
+    loaded = formats_json._load(text)
+    wanted = list(formats_json._flatten(loaded, "", 0)) if isinstance(loaded, dict) else []
+    assert formats_json._pairs_of(text, {}) == wanted

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipeline.records.batch import Purpose
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.records.verdict import UNCLASSIFIED
-from pipeline.watching.observation import RATES_SCHEMA, observe
+from pipeline.watching.observation import RATES_SCHEMA, Observed, observe, observe_all
 
 START = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
 BATCH = SimpleNamespace(
@@ -58,6 +58,29 @@ def test_an_anomaly_has_the_time_of_its_timed_records_alone() -> None:
         (1, begin + 5_000, begin + 5_000, True),
         (2, begin + 9_000, begin + 9_000, False),
     ]
+
+
+def test_workloads_that_are_observed_together_have_what_each_has_alone() -> None:
+    blank = dict.fromkeys(RESULT_SCHEMA) | {"lines": 1, "timed": True, "reasons": [], "model_version": "v1"}
+    several = []
+    for number in range(4):
+        rows = pl.DataFrame(
+            [
+                blank
+                | {"template_id": at % 3, "score": 0.1 * at, "anomalous": number != 1 and at % 2 == 0}
+                | {"timestamp": START + timedelta(seconds=at), "line": at, "message": f"{number} {at}"}
+                for at in range(6)
+            ],
+            schema=RESULT_SCHEMA,
+        )
+        keys = pl.Series([None if number == 2 or at == 3 else f"s{at % 2}" for at in range(6)])
+        several.append(Observed(BATCH, rows, keys.cast(pl.String)))  # type: ignore[arg-type]
+    for one, found in zip(several, observe_all(several), strict=True):
+        alone = observe(one.claim, one.rows, one.sessions)
+        assert found is not None and alone is not None
+        assert found.pack() == alone.pack()
+    sizes = [(found.events.height, found.anomalies.height) for found in observe_all(several) if found]
+    assert sizes == [(5, 3), (5, 0), (0, 3), (5, 3)]
 
 
 @given(RECORDS)
