@@ -17,6 +17,7 @@ from pipeline.redis.connection import text_map
 from pipeline.redis.keys import WORKER_TTL_S
 from pipeline.redis.shards import of_shard
 from pipeline.settings import MAX_SHARDS, Settings
+from pipeline.workers.intake.senders import silent_senders
 
 # (name of the metric, values of its labels) -> value
 Values = dict[tuple[str, tuple[str, ...]], float]
@@ -66,6 +67,9 @@ IDENTITIES_MAX: Final = _gauge(
 )
 IDENTITIES_EARLY: Final = _counter(
     "intake_identities_early_total", "Times when the older half was forgotten before ten minutes were over."
+)
+SILENT_SENDERS: Final = _gauge(
+    "intake_silent_senders", "Senders to the intake that sent for an hour and fell silent today."
 )
 WORKERS: Final = _gauge("workers", "Worker processes that live.", role=ROLES)
 LEADER: Final = _gauge(
@@ -141,6 +145,7 @@ def set_lines(values: Values, totals: Sequence[Mapping[str, bytes]]) -> None:
 def set_state(values: Values, found: Answers, now: int, shards: int) -> None:
     """Gauges of the first round trip of a scrape. `now` in ms."""
     _set_in_flight(values, found, shards)
+    set_value(values, SILENT_SENDERS, silent_senders(found["senders"] or (), now))
     _set_processes(values, found, now, shards)
     _set_redis(values, found)
     _set_watching(values, found, now)

@@ -150,6 +150,7 @@ class Scrape:
         ask("closed", "EXISTS", k.closed)
         for slot in ("young", "old"):
             ask(("identities", slot), "HLEN", k.intake(slot))
+        ask("senders", "HVALS", k.senders)
         ask("trouble", "GET", k.trouble)
         for shard in range(self.settings.drain.shards):
             lease = k.lease(of_shard(DRAIN, shard))

@@ -6,7 +6,7 @@ the bound of senders.
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,6 +23,10 @@ from pipeline.settings import Settings
 MAX_SENDERS: Final = 1_000
 KEEP_S: Final = 30 * 86_400
 PUSH_S: Final = 5.0
+# A sender that was heard for an hour and then not for a quarter of one is silent; after a day it has left.
+STEADY_MS: Final = 3_600_000
+SILENT_MS: Final = 900_000
+LEFT_MS: Final = 86_400_000
 _SEPARATOR: Final = "\x1f"  # no name of a key has it, and no address
 
 
@@ -115,6 +119,18 @@ def read_senders(client: "redis.Redis", settings: Settings) -> Sequence[HeardSen
             first, last = (_moment(facts.pop(field)) for field in ("first_ms", "last_ms"))
             found.append(HeardSender(protocol=protocol, key=key, peer=peer, first=first, last=last, **facts))
     return sorted(found, key=lambda sender: sender.last, reverse=True)
+
+
+def silent_senders(texts: Iterable[bytes], now_ms: int) -> int:
+    """How many of the senders, as Redis holds them, are silent."""
+    count = 0
+    for text in texts:
+        with suppress(ValueError, KeyError, TypeError):
+            facts = json.loads(text)
+            quiet_ms = now_ms - int(facts["last_ms"])
+            steady = int(facts["last_ms"]) - int(facts["first_ms"]) >= STEADY_MS
+            count += steady and SILENT_MS < quiet_ms < LEFT_MS
+    return count
 
 
 def _moment(ms: int) -> datetime:

@@ -80,3 +80,17 @@ def test_the_verb_shows_senders_of_a_process_with_what_became_of_their_requests(
     }
     assert "logweir_intake_requests_total|protocol=lines|outcome=duplicate" in keys
     assert "logweir_intake_requests_total|protocol=otlp|outcome=refused" in keys
+
+
+@pytest.mark.parametrize(
+    ("first_min", "last_min", "silent"),
+    [(0, 60, 1), (0, 59, 0), (0, 80, 0), (0, 74.9, 1), (0, -1350, 0)],
+    ids=["steady, then silent", "never steady", "heard lately", "just silent", "gone for a day"],
+)
+def test_a_sender_is_silent_after_an_hour_of_lines_and_a_quarter_of_none(
+    first_min: float, last_min: float, silent: int
+) -> None:
+    now = 90 * 60_000
+    last = int(last_min * 60_000)
+    text = f'{{"first_ms": {min(int(first_min * 60_000), last - 7_200_000 * (last < 0))}, "last_ms": {last}}}'
+    assert senders_module.silent_senders([text.encode(), b"nonsense"], now) == silent
