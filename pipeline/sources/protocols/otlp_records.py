@@ -86,7 +86,8 @@ class Collected:
         entries = self.entries
         times = [client_times.of_nanoseconds(entry.nanos) for entry in entries]
         distinct = client_times.are_fine(times)
-        texts = [entry.body if isinstance(entry.body, str) else None for entry in entries]
+        # A record with a severity was made as one.
+        texts = [entry.body if _is_line(entry) else None for entry in entries]
         found = continuations(texts, lambda i: _stream(entries[i]))
         for head, others in found.items():
             entries[head] = entries[head]._replace(body=joined_text(texts, head, others))

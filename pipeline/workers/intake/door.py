@@ -32,10 +32,13 @@ from pipeline.workers.intake.identity import told_apart
 from pipeline.workers.intake.senders import SenderCounts, SentBy
 
 # Between two commits, unless a window is full sooner. A sender that waits for each answer sends once in a
-# window, so it is short while the pipeline keeps up, and grows with the batches that wait there.
+# window. So it is short while the pipeline keeps up, and grows with the batches that wait there.
 SHORT_S: Final = 0.05
 WINDOW_S: Final = 0.25
 WAITING_FEW: Final = 8  # batches in the pipeline that lengthen the window by SHORT_S
+# A workload in a commit costs half a millisecond beside its lines: a window of so many times that bounds the
+# cost by a tenth of a core.
+WORKLOAD_S: Final = 0.005
 IDLE_S: Final = 0.02  # a lone request waits so long for companions
 WINDOW_BYTES: Final = 2 << 20
 HELD_BYTES: Final = 64 << 20  # undecided requests of this process
@@ -275,7 +278,9 @@ class _Window:
                     await self._wait_for_room(unit, answer)
                     return
                 case Accepted():
-                    self.pause_s = min(WINDOW_S, SHORT_S * (1 + answer.pending_batches / WAITING_FEW))
+                    workloads = {name for request in unit for name in request.records.workloads or ()}
+                    by_backlog = SHORT_S * (1 + answer.pending_batches / WAITING_FEW)
+                    self.pause_s = min(WINDOW_S, max(by_backlog, WORKLOAD_S * len(workloads)))
                     for request in unit:
                         request.decide(answer)
                     return

@@ -165,6 +165,8 @@ def test_lines_of_a_stack_trace_are_joined_within_their_resource() -> None:
         {"body": text(line)} for line in ("ERROR boom", "\tat a.b(C.java:1)", "Caused by: x", "INFO next")
     ]
     assert of_json(*lines).records.texts == ["ERROR boom\n\tat a.b(C.java:1)\nCaused by: x", "INFO next"]
+    stated = [{**line, "severityNumber": 9} for line in lines]
+    assert of_json(*stated).records.height == len(lines)
     other = [
         {"attributes": [{"key": "log.file.path", "value": text(str(i))}], **line}
         for i, line in enumerate(lines)

@@ -99,6 +99,15 @@ def test_the_time_between_two_commits_grows_with_the_batches_that_wait(settings:
     assert door_module.SHORT_S < pauses[0] < 2 * door_module.SHORT_S < pauses[-1] < door_module.WINDOW_S
 
 
+def test_the_time_between_two_commits_grows_with_the_workloads_of_one(settings: Settings) -> None:
+    async def use(door: Door) -> float:
+        many = PushedRecords([f"line {n}" for n in range(30)], workloads=[f"w{n}" for n in range(30)])
+        await door.take(Decoded(records=many, distinct=False), sender=SENDER)
+        return door._windows[id(door.producer)].pause_s
+
+    assert with_door(settings, use) == pytest.approx(30 * door_module.WORKLOAD_S)
+
+
 def test_a_request_that_comes_again_is_a_duplicate_whatever_its_window(settings: Settings) -> None:
     one = identity.of_body(b"body", distinct=True)
 
