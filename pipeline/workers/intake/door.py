@@ -31,14 +31,13 @@ from pipeline.workers.intake.batches import (
 from pipeline.workers.intake.identity import told_apart
 from pipeline.workers.intake.senders import SenderCounts, SentBy
 
-# Between two commits, unless a window is full sooner. A sender that waits for each answer sends once in a
-# window. So it is short while the pipeline keeps up, and grows with the batches that wait there.
+# Between two commits, unless a window is full sooner. A batch costs stage ingest 22 ms however small it is: a
+# tenth of a core at WINDOW_S. A sender that waits for each answer sends once in a window. So the window is
+# short where it is well filled, and grows with the batches that wait in the pipeline.
 SHORT_S: Final = 0.05
 WINDOW_S: Final = 0.25
+FILLED: Final = 1_000  # records of a window whose lines cost as much as their batch
 WAITING_FEW: Final = 8  # batches in the pipeline that lengthen the window by SHORT_S
-# A workload in a commit costs half a millisecond beside its lines: a window of so many times that bounds the
-# cost by a tenth of a core.
-WORKLOAD_S: Final = 0.005
 IDLE_S: Final = 0.02  # a lone request waits so long for companions
 WINDOW_BYTES: Final = 2 << 20
 HELD_BYTES: Final = 64 << 20  # undecided requests of this process
@@ -278,9 +277,9 @@ class _Window:
                     await self._wait_for_room(unit, answer)
                     return
                 case Accepted():
-                    workloads = {name for request in unit for name in request.records.workloads or ()}
                     by_backlog = SHORT_S * (1 + answer.pending_batches / WAITING_FEW)
-                    self.pause_s = min(WINDOW_S, max(by_backlog, WORKLOAD_S * len(workloads)))
+                    by_records = WINDOW_S * (1 - sum(r.records.height for r in unit) / FILLED)
+                    self.pause_s = min(WINDOW_S, max(by_backlog, by_records))
                     for request in unit:
                         request.decide(answer)
                     return

@@ -84,28 +84,21 @@ def test_a_lone_request_does_not_wait_for_a_window(settings: Settings) -> None:
     assert with_door(settings, use) < door_module.WINDOW_S
 
 
-def test_the_time_between_two_commits_grows_with_the_batches_that_wait(settings: Settings) -> None:
+def test_commits_of_few_records_and_those_of_a_pipeline_that_lags_are_further_apart(
+    settings: Settings,
+) -> None:
     async def use(door: Door) -> list[float]:
         pauses = []
-        for n in range(12):
-            await door.take(decoded(f"line {n}"), sender=SENDER)
+        for records in (1, 500, *[1_000] * 17):
+            await door.take(decoded(*map(str, range(records))), sender=SENDER)
             window = door._windows[id(door.producer)]
             window.committed = float("-inf")
             pauses.append(window.pause_s)
         return pauses
 
-    pauses = with_door(settings, use)
-    assert pauses == sorted(pauses)
-    assert door_module.SHORT_S < pauses[0] < 2 * door_module.SHORT_S < pauses[-1] < door_module.WINDOW_S
-
-
-def test_the_time_between_two_commits_grows_with_the_workloads_of_one(settings: Settings) -> None:
-    async def use(door: Door) -> float:
-        many = PushedRecords([f"line {n}" for n in range(30)], workloads=[f"w{n}" for n in range(30)])
-        await door.take(Decoded(records=many, distinct=False), sender=SENDER)
-        return door._windows[id(door.producer)].pause_s
-
-    assert with_door(settings, use) == pytest.approx(30 * door_module.WORKLOAD_S)
+    few, some, *many = with_door(settings, use)
+    assert few == pytest.approx(0.25, rel=0.01) and some == pytest.approx(0.125)
+    assert door_module.SHORT_S < many[0] < 0.1 and many == sorted(many) and 0.15 < many[-1] < 0.25
 
 
 def test_a_request_that_comes_again_is_a_duplicate_whatever_its_window(settings: Settings) -> None:
