@@ -3,7 +3,10 @@ several sizes.
 
 One trained model, one data directory; a stack of its own for every choice, all choices in turn several times.
 Each sending has other parameters. Beside the speed stand processor time, memory and how long the first lines
-of a flood were on their way."""
+of a flood were on their way.
+
+`lines_per_s`: known lines that one Producer pushes in batches of so many, over 20 workloads, on a stack with
+two processes of stage ingest, until the last one is stored."""
 
 import argparse
 import random
@@ -13,16 +16,21 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from bench._load import stack
+from bench._load import known, stack, train
 from bench._running import scratch
 from bench._stacks import command, settled, watched
 from bench._stored import clear
 from bench._varied import real_files, write_cycles
+from pipeline.producer import Producer
+from pipeline.records.delivery import Full
 from pipeline.settings import Settings
 from pipeline.sinks.choose import parquet_of
 
 LINES: Final = 400_000
 ROUNDS: Final = 3
+PUSHED: Final = (100, 1_000, 10_000)  # lines of a batch
+PUSHED_LINES: Final = 200_000
+WORKLOADS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +87,15 @@ class _Seen:
 def options(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument("--lines", type=int, default=LINES, help=f"lines of a sending (default {LINES:,})")
     parser.add_argument(
-        "--rounds", type=int, default=ROUNDS, help=f"sendings with each choice (default {ROUNDS})"
+        "--rounds", type=int, default=ROUNDS, help=f"sendings with each choice (default {ROUNDS}; 0: none)"
     )
 
 
 def measure(data: Path, args: argparse.Namespace) -> dict[str, Any]:
+    return {"lines_per_s": _pushed()} | (_choices(data, args) if args.rounds else {})
+
+
+def _choices(data: Path, args: argparse.Namespace) -> dict[str, Any]:
     seen: dict[_Choice, list[_Seen]] = {choice: [] for choice in CHOICES}
     with scratch() as folder:
         sources = real_files(data, folder)
@@ -126,3 +138,33 @@ def _sending(folder: Path, sources: dict[str, Path], choice: _Choice, lines: int
     for path in made:
         path.unlink()
     return _Seen(lines / seconds, sum(seen.cpu_s.values()) / lines * 1e6, first, seen.rss)
+
+
+def _pushed() -> dict[str, int]:
+    """Lines a second by the lines of a batch."""
+    found = {}
+    with scratch() as folder, stack(folder, LOGWEIR_INGEST_PROCESSES="2") as settings:
+        train(folder)
+        producer = Producer.connect(settings)
+        for lines in PUSHED:
+            _push(producer, lines, PUSHED_LINES // 10, "warm")
+            settled(settings)
+            began = time.monotonic()
+            _push(producer, lines, PUSHED_LINES, "pushed")
+            settled(settings)
+            found[str(lines)] = round(PUSHED_LINES / (time.monotonic() - began))
+    return found
+
+
+def _push(producer: Producer, lines: int, total: int, name: str) -> None:
+    batches = [known(lines, seed=seed) for seed in range(min(100, max(1, total // lines)))]
+    for number in range(max(1, total // lines)):
+        while isinstance(
+            answer := producer.send(
+                batches[number % len(batches)],
+                workload=f"team-{number % WORKLOADS:02}/app",
+                batch_id=f"{name}-{lines}-{number}",
+            ),
+            Full,
+        ):
+            time.sleep(answer.retry_after_s)
