@@ -146,7 +146,9 @@ def test_a_key_chooses_the_workload_or_bounds_it(intake: Intake, keyed: dict[str
         refused.status == 403
         and "the key 'some' may not send for the workload 'till'" in refused.json["error"]
     )
-    assert intake.workloads() == {"a", "fixed", "shop/web"}
+    # The process is shared, so other tests have workloads there too.
+    assert {"a", "fixed", "shop/web"} <= intake.workloads()
+    assert intake.workloads().isdisjoint({"b", "till"})
 
 
 def test_the_same_declared_key_of_two_senders_is_two_requests(intake: Intake, keyed: dict[str, str]) -> None:
