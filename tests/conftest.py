@@ -115,6 +115,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         give_examples(items, QUICK)
     elif config.getoption("--hypothesis-profile") == "thorough":
         give_examples(items, THOROUGH)
+    elif hasattr(config, "workerinput"):  # a whole run, in several processes
+        give_examples(items, WHOLE)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -150,7 +152,7 @@ hypothesis.settings.register_profile("thorough", hypothesis.settings.get_profile
 hypothesis.settings.load_profile("logweir")
 # How many of its examples each property gets, stated or not: `--hypothesis-profile thorough` is for an hour
 # of searching.
-THOROUGH, QUICK = 20.0, 0.2
+THOROUGH, WHOLE, QUICK = 20.0, 0.5, 0.2
 
 
 def give_examples(items: list[pytest.Item], share: float) -> None:

@@ -320,7 +320,7 @@ def world_settings(redis_url: str, tmp_path: Path) -> Settings:
 
 
 FAULTS = list(Fault)
-AT_ONCE = 4  # points of a life that one run strikes with one fault
+AT_ONCE = 2  # points of a life that one run strikes with one fault
 _EFFECTS: dict[str, int] = {}
 
 
