@@ -18,7 +18,12 @@ ALL_MS: Final = 10  # The slower replicas get so long. Without them the sentinel
 AWAY_S: Final = 5.0
 MARK_S: Final = 60
 # Files that scripts share beside the prelude, by how their names begin.
-_SHARED: Final = {"gpu/": ("gpu/_gpu",), "ledger/accept": ("ledger/_accept",)}
+_SHARED: Final = {
+    "gpu/": ("gpu/_gpu",),
+    "ledger/accept": ("ledger/_entry", "ledger/_accept"),
+    "ledger/bisect": ("ledger/_entry",),
+    "ledger/separate": ("ledger/_entry",),
+}
 
 
 @cache

@@ -35,14 +35,10 @@ local function skip_batch(b, keys, keep_s)
   end
 end
 local function take_batch(a, b, keys, payload)
-  local now, size = now_ms(), #payload
-  redis.call('SET', keys.payload, payload)
-  redis.call('HSET', keys.batch, 'state', a.stage, 'hash', b.content, 'lines', b.lines, 'records', b.records,
-    'workload', b.workload, 'meta', b.meta, 'bytes', size, 'accepted_ms', now,
-    'attempts', 0, 'seq', 0, 'owner', '', 'deadline', 0, 'not_before', 0, 'kind', 'fresh',
-    'backfill', a.backfill and '1' or '')
-  redis.call('ZADD', keys.due, now + a.overdue_ms, b.batch_id)
-  redis.call('HINCRBY', keys.counts, 'bytes', size)
+  local now = now_ms()
+  begin_batch(b, { state = a.stage, workload = b.workload, meta = b.meta, accepted_ms = now, attempts = 0, kind = 'fresh',
+    backfill = a.backfill and '1' or '' }, keys, payload, now + a.overdue_ms)
+  redis.call('HINCRBY', keys.counts, 'bytes', #payload)
   redis.call('HINCRBY', keys.counts, 'batches', 1)
   redis.call('HINCRBY', keys.counts, 'stage:' .. a.stage, 1)
   for i, share in ipairs(b.shares) do

@@ -19,12 +19,9 @@ for i, half in ipairs(a.halves) do
   local attempts = half.records > 1 and a.max_attempts - 1 or 0
   -- A parent that was forgotten and accepted anew has the same halves: their old entries would expire.
   redis.call('DEL', entry)
-  redis.call('SET', payload, ARGV[i + 1])
-  redis.call('HSET', entry, 'state', 'ingest', 'hash', half.content, 'lines', half.lines,
-    'records', half.records, 'workload', batch.workload, 'meta', a.meta, 'bytes', #ARGV[i + 1],
-    'accepted_ms', batch.accepted_ms, 'attempts', attempts, 'seq', 0, 'owner', '', 'deadline', 0,
-    'not_before', 0, 'kind', batch.kind, 'backfill', batch.backfill or '', 'parent', a.batch_id)
-  redis.call('ZADD', KEYS[2], now + a.overdue_ms, half.batch_id)
+  begin_batch(half, { state = 'ingest', workload = batch.workload, meta = a.meta, accepted_ms = batch.accepted_ms,
+    attempts = attempts, kind = batch.kind, backfill = batch.backfill or '', parent = a.batch_id },
+    { batch = entry, payload = payload, due = KEYS[2] }, ARGV[i + 1], now + a.overdue_ms)
   redis.call('HINCRBY', KEYS[3], 'stage:ingest', 1)
 end
 return 1

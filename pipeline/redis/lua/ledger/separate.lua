@@ -22,12 +22,9 @@ else
 end
 for i, part in ipairs(a.parts) do
   local entry, payload = KEYS[3 + i * 2], KEYS[4 + i * 2]
-  redis.call('SET', payload, ARGV[i + 2])
-  redis.call('HSET', entry, 'state', 'ingest', 'hash', part.content, 'lines', part.lines, 'records', part.records,
-    'workload', part.workload, 'meta', batch.meta, 'bytes', #ARGV[i + 2], 'accepted_ms', batch.accepted_ms,
-    'attempts', 0, 'seq', 0, 'owner', '', 'deadline', 0, 'not_before', 0, 'kind', 'fresh',
-    'backfill', batch.backfill or '', 'parent', a.batch_id)
-  redis.call('ZADD', KEYS[2], now + a.overdue_ms, part.batch_id)
+  begin_batch(part, { state = 'ingest', workload = part.workload, meta = batch.meta, accepted_ms = batch.accepted_ms,
+    attempts = 0, kind = 'fresh', backfill = batch.backfill or '', parent = a.batch_id },
+    { batch = entry, payload = payload, due = KEYS[2] }, ARGV[i + 2], now + a.overdue_ms)
   redis.call('HINCRBY', KEYS[3], 'stage:ingest', 1)
   size = size + #ARGV[i + 2]
 end
