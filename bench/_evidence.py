@@ -7,7 +7,7 @@ grant was confirmed and an end before it is given back, so two uses that overlap
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -53,13 +53,22 @@ class Evidence:
         line = json.dumps({"t": time.monotonic_ns(), "pid": os.getpid(), "what": what, **more})
         os.write(self.fd, line.encode() + b"\n")
 
-    def begin(self, lease: PoolLease) -> None:
+    def begin(self, lease: PoolLease, lost: Callable[[], bool]) -> bool:
+        """A process goes onto the devices, asks whether its lease still holds, and uses them only then."""
+        encoded = pool_wire.encode(lease)
         for part in lease.parts:
             (self.marks / f"{os.getpid()}.{part.uuid}").touch()
-        self.say("begin", lease=pool_wire.encode(lease))
+        if lost():
+            self._leave(lease)
+            return False
+        self.say("begin", lease=encoded)
+        return True
 
     def end(self, lease: PoolLease) -> None:
         self.say("end", lease_id=lease.lease_id)
+        self._leave(lease)
+
+    def _leave(self, lease: PoolLease) -> None:
         for part in lease.parts:
             (self.marks / f"{os.getpid()}.{part.uuid}").unlink(missing_ok=True)
 

@@ -2,7 +2,8 @@
 
 Two threads: one renews, the other only compares the clock. A renewal can hang in a dead connection for longer
 than a lease lives; the clock still runs out in time, measured from before the last confirmed renewal was
-sent.
+sent. Whoever asks whether the lease is lost compares the clock, too: after a pause of the whole process the
+holder may run before either thread.
 """
 
 import threading
@@ -16,6 +17,17 @@ SAFE: Final = 0.8  # of a TTL without a confirmed renewal: the holder stops befo
 JOIN_S: Final = 1.0  # a renewal that hangs may outlive the keeper; by then it can change nothing
 
 
+class _Lost(threading.Event):
+    def __init__(self, look: Callable[[], None]) -> None:
+        super().__init__()
+        self._look = look
+
+    def is_set(self) -> bool:
+        if not super().is_set():
+            self._look()
+        return super().is_set()
+
+
 class Keeper:
     """The renewals of one lease. `lost` is set once, with `why`, and then the lease stays lost."""
 
@@ -26,7 +38,7 @@ class Keeper:
 
         `event`: the log events of a loss and of a failed renewal.
         """
-        self.lost = threading.Event()
+        self.lost: threading.Event = _Lost(self._look)
         self.why = ""
         self.confirmed = time.monotonic()  # when the last confirmed renewal was sent
         self._renew = renew
@@ -73,17 +85,20 @@ class Keeper:
                 failing = True
 
     def _watch(self) -> None:
-        while True:
-            left_s = self.confirmed + SAFE * self._ttl_s - time.monotonic()
-            if self._stop.wait(max(0.0, left_s)):
+        while not self.lost.is_set():
+            if self._stop.wait(max(0.0, self._left_s())):
                 return
-            if left_s <= 0:
-                self._lose(f"not renewed for {SAFE * self._ttl_s:.1f} s, so it may have expired")
-                return
+
+    def _left_s(self) -> float:
+        return self.confirmed + SAFE * self._ttl_s - time.monotonic()
+
+    def _look(self) -> None:
+        if self._left_s() <= 0:
+            self._lose(f"not renewed for {SAFE * self._ttl_s:.1f} s, so it may have expired")
 
     def _lose(self, why: str) -> None:
         with self._guard:
-            if self._stop.is_set() or self.lost.is_set():
+            if self._stop.is_set() or self.why:
                 return
             self.why = why
             self.lost.set()

@@ -208,6 +208,30 @@ def test_a_lease_counts_from_when_its_last_renewal_was_sent(
     assert 0.8 * ttl_s <= clock.now - sent + 1e-9 < ttl_s
 
 
+def test_a_holder_that_was_stopped_learns_of_the_loss_before_a_thread_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Passing()
+    monkeypatch.setattr(keeper_module, "time", clock)
+    using = module.LeaseInUse(a_lease(ttl_ms=1_000))
+    keeper = module.keeper_of(Told(fine), using)  # no thread is started
+    assert keeper.renew()
+    assert not using.lost.is_set()
+    clock.now += 1.25
+    assert using.lost.is_set()
+    assert "may have expired" in using.why()
+
+
+def test_a_lease_that_was_given_back_is_not_lost_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Passing()
+    monkeypatch.setattr(keeper_module, "time", clock)
+    with module.holding(told := Told(fine), a_lease(ttl_ms=1_000)) as held:
+        pass
+    clock.now += 1.25
+    assert not held.lost.is_set()
+    assert told.given_back == [True]
+
+
 def test_a_renewal_that_hangs_does_not_hide_that_the_lease_is_lost() -> None:
     going = threading.Event()
 
