@@ -98,7 +98,9 @@ def _cycle(pool: Pool, evidence: Evidence, rng: random.Random, plan: Torture) ->
     evidence.say("op", name="request")
     if rng.random() < 0.1:
         again = pool.request(need, holder=holder, request_id=request_id)
-        evidence.say("op", name="again", wrong=int(again.parts != lease.parts))
+        # A process that was stopped between the two asks after its first lease has ended.
+        wrong = again.parts != lease.parts and pool.snapshot().now_ms <= lease.deadline_ms
+        evidence.say("op", name="again", wrong=int(wrong))
     if not pool.activate(lease, pids=[os.getpid()]):
         evidence.say("vain", name="too_late")
         return
@@ -106,9 +108,9 @@ def _cycle(pool: Pool, evidence: Evidence, rng: random.Random, plan: Torture) ->
     long = rng.random() < 0.05
     with pool.holding(lease) as held:
         evidence.say("op", name="renew")
-        evidence.begin(lease)
-        held.lost.wait(rng.uniform(0.2, 1.0) if long else rng.uniform(0, 0.02))
-        evidence.end(lease)
+        if evidence.begin(lease, held.lost.is_set):
+            held.lost.wait(rng.uniform(0.2, 1.0) if long else rng.uniform(0, 0.02))
+            evidence.end(lease)
     if held.lost.is_set():
         evidence.say("vain", name="lost")
     else:
