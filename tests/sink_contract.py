@@ -1,11 +1,15 @@
 """What every sink must do, stated once; test_sinks.py holds each kind to it."""
 
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import polars as pl
 
 from pipeline.records.schema import RESULT_SCHEMA
+from pipeline.sinks import compaction
+from pipeline.sinks.compaction import Compactor, Fate
+from pipeline.sinks.parquet import ParquetSink
 from pipeline.sinks.sink import Sink
 
 # Next to midnight, with microseconds: three records lie in two daily indices.
@@ -36,6 +40,12 @@ def rows(
         ],
         schema=RESULT_SCHEMA,
     )
+
+
+def seal(sink: ParquetSink) -> None:
+    """Seals all that is stored."""
+    late = compaction.SEAL_AFTER_S + 5
+    Compactor(sink, lambda ids: [Fate.FINAL] * len(ids), now=lambda: time.time() + late).round()
 
 
 class SinkContract:

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Final
 
 import msgspec
+import numpy as np
 import polars as pl
 
 from pipeline.logs import logger
@@ -189,10 +190,7 @@ class Compactor:
         """Parts of one day as one sorted part that is final."""
         before = self.sink.manifest().days.get(group[0].day)
         note = note_replaced(self.sink, self._now(), [*_keys(group), *([before.name] if before else [])])
-        frame = pl.concat([self.sink.files.read(part) for part in group])
-        # Sorting the numbers of the rows and gathering them takes a third of the time of `sort`.
-        order = frame.select(pl.arg_sort_by(*ORDER, nulls_last=False, maintain_order=True)).to_series()
-        frame = frame[order]
+        frame = _ordered(pl.concat([self.sink.files.read(part) for part in group]))
         new = self.sink.files.put(
             frame, day=group[0].day, level=SEALED, written_ms=max(part.written_ms for part in group)
         )
@@ -221,6 +219,23 @@ def vacuum(sink: ParquetSink) -> None:
         for one in list(sink.objects.found(f"{PREFIX}{folder}/")):
             if one.key not in needed:
                 sink.objects.delete(one.key)
+
+
+def _ordered(rows: pl.DataFrame) -> pl.DataFrame:
+    """The rows sorted by ORDER; equal ones stay in their order.
+
+    NumPy sorts the keys as numbers in a tenth of the time of `sort`: rows come nearly in order."""
+    names = rows["workload"].unique().sort()
+    places = pl.Series(range(names.len()), dtype=pl.Int64)
+    minimum = pl.lit(-(2**63), dtype=pl.Int64)  # nulls come first
+    keys = rows.select(
+        pl.col("workload").replace_strict(names, places, return_dtype=pl.Int64),
+        pl.col("template_id").fill_null(minimum),
+        pl.col("timestamp").to_physical().fill_null(minimum),
+    )
+    order = np.lexsort([keys[name].to_numpy() for name in reversed(ORDER)])
+    # Rows of one chunk are gathered in a tenth of the time that rows of a hundred take.
+    return rows.rechunk()[pl.Series(order)]
 
 
 def _grouped(parts: Iterable[Part], *, live_only: bool = True) -> list[list[Part]]:

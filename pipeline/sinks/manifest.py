@@ -18,7 +18,7 @@ import msgspec
 from pipeline.errors import BadPayload, TooNew
 
 T = TypeVar("T")
-VERSION: Final = 2
+VERSION: Final = 3
 PREFIX: Final = "v2/"
 KEY: Final = f"{PREFIX}manifest.json"
 MAX_NAMES: Final = 32  # workloads that a part names; one with more may hold any
@@ -58,6 +58,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     index: str = ""  # level 1: the object that holds its batches
     tables: dict[ResultTable, TableFile] = {}  # level 2: its findings, where there are some, and its rates
     expired: bool = False  # level 2: its lines are past their retention, and their file is removed
+    elided: bool = False  # level 2: messages that end their `raw` are left out (part_files.MESSAGE_AT)
     dropped: tuple[tuple[int, int], ...] = ()  # sorted row ranges [start, stop) that are no results any more
 
     @property

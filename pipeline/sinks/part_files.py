@@ -1,4 +1,8 @@
-"""The files of parts: written once, read lazily, and fetched to this machine where the store is a bucket."""
+"""The files of parts: written once, read lazily, and fetched to this machine where the store is a bucket.
+
+A sealed part leaves out messages that end their `raw`, as most do. Their `message` is null, and `message_at`
+says at which character of `raw` they begin.
+"""
 
 import io
 import os
@@ -15,7 +19,7 @@ from pipeline.errors import StoreUnavailable
 from pipeline.logs import logger
 from pipeline.records.batch import digest
 from pipeline.records.schema import RESULT_SCHEMA
-from pipeline.sinks.manifest import MAX_NAMES, PREFIX, Part
+from pipeline.sinks.manifest import MAX_NAMES, PREFIX, SEALED, Part
 from pipeline.store.folder import Folder
 from pipeline.store.objects import Objects
 
@@ -23,8 +27,12 @@ LINES: Final = f"{PREFIX}lines/"
 ROW_GROUP: Final = 65_536
 # A column of a row group is one page: zstd finds what repeats in a page alone (docs/LOG.md).
 PAGE_BYTES: Final = 16 << 20
-# Of sorted lines level 3 makes larger files in more time than level 2 (docs/LOG.md).
+# Commits take little time. Sealed lines stay for months: an eighth of their bytes for a second per million.
 ZSTD_LEVEL: Final = 2
+SEALED_ZSTD_LEVEL: Final = 6
+MESSAGE_AT: Final = "message_at"
+_ELIDED_SCHEMA: Final = {**RESULT_SCHEMA, MESSAGE_AT: pl.UInt32}
+_NOWHERE: Final = pl.lit(None, dtype=pl.UInt32).alias(MESSAGE_AT)
 # Fetched copies of a bucket's parts on one machine. A reader may still use a copy for as long as KEPT_S.
 CACHE_BYTES: Final = 4 << 30
 KEPT_S: Final = 600.0
@@ -49,13 +57,17 @@ class PartFiles:
         return self._cache
 
     def put(self, frame: pl.DataFrame, *, day: str, level: int, written_ms: int) -> Part:
-        """Writes a new part. Raises StoreUnavailable."""
+        """Writes a new part; a sealed one without the messages that end their `raw`.
+
+        Raises StoreUnavailable."""
         rows = frame.select(list(RESULT_SCHEMA))
+        sealed = level == SEALED
         out = io.BytesIO()
-        rows.write_parquet(
+        # All files have the same columns, so that other programs read them together.
+        (_elided(rows) if sealed else rows.with_columns(_NOWHERE)).write_parquet(
             out,
             compression="zstd",
-            compression_level=ZSTD_LEVEL,
+            compression_level=SEALED_ZSTD_LEVEL if sealed else ZSTD_LEVEL,
             row_group_size=ROW_GROUP,
             data_page_size=PAGE_BYTES,
         )
@@ -75,6 +87,7 @@ class PartFiles:
             written_ms=written_ms,
             level=level,
             workloads=_names(rows),
+            elided=sealed,
         )
 
     def local(self, name: str, size: int) -> Path:
@@ -139,28 +152,48 @@ class PartFiles:
 
     def lazy(self, parts: Iterable[Part]) -> pl.LazyFrame:
         """The results in these parts, RESULT_SCHEMA, in their order. Raises StoreUnavailable."""
-        whole: list[Path] = []
+        paths_of: dict[bool, list[Path]] = {False: [], True: []}  # by whether messages are left out
         frames: list[pl.LazyFrame] = []
         for part, path in self.located(parts):
             if part.dropped:
-                frames.append(_without(path, part.dropped))
+                frames.append(_without(path, part))
             else:
-                whole.append(path)
-        if whole:
-            frames.append(lazily(whole))
+                paths_of[part.elided].append(path)
+        frames += [lazily_lines(paths, elided=elided) for elided, paths in paths_of.items() if paths]
         return pl.concat(frames) if frames else pl.LazyFrame(schema=RESULT_SCHEMA)
 
     def read(self, part: Part, span: tuple[int, int] | None = None) -> pl.DataFrame:
         """The rows of a part, or of one range in it, without dropped ones. Raises StoreUnavailable."""
         path = self.file(part)
         start, stop = span or (0, part.rows)
-        rows = lazily([path]).slice(start, stop - start).collect()
+        rows = lazily_lines([path], elided=part.elided).slice(start, stop - start).collect()
         if rows.is_empty() or not part.dropped:
             return rows
         return rows.filter(~_inside(pl.int_range(pl.len()) + start, part.dropped))
 
 
-def lazily(files: Sequence[Path], schema: Mapping[str, Any] = RESULT_SCHEMA) -> pl.LazyFrame:
+def lazily_lines(files: Sequence[Path], *, elided: bool = False) -> pl.LazyFrame:
+    """The lines in these files, RESULT_SCHEMA. `elided`: messages may be left out in all of them."""
+    return _with_messages(lazily(files, _ELIDED_SCHEMA)) if elided else lazily(files, RESULT_SCHEMA)
+
+
+def _elided(rows: pl.DataFrame) -> pl.DataFrame:
+    """_ELIDED_SCHEMA of lines."""
+    raw, message = pl.col("raw"), pl.col("message")
+    ends = raw.str.ends_with(message).fill_null(value=False)
+    return rows.with_columns(
+        pl.when(~ends).then(message).alias("message"),
+        pl.when(ends).then(raw.str.len_chars() - message.str.len_chars()).cast(pl.UInt32).alias(MESSAGE_AT),
+    )
+
+
+def _with_messages(lines: pl.LazyFrame) -> pl.LazyFrame:
+    """RESULT_SCHEMA of lines in _ELIDED_SCHEMA."""
+    suffix = pl.col("raw").str.slice(pl.col(MESSAGE_AT))
+    return lines.with_columns(pl.coalesce("message", suffix)).select(list(RESULT_SCHEMA))
+
+
+def lazily(files: Sequence[Path], schema: Mapping[str, Any]) -> pl.LazyFrame:
     """The rows of these files, in these columns."""
     # Names may hold * and =, so they are taken as they are.
     return pl.scan_parquet(
@@ -172,16 +205,17 @@ def lazily(files: Sequence[Path], schema: Mapping[str, Any] = RESULT_SCHEMA) -> 
     )
 
 
-def _without(path: Path, dropped: Sequence[tuple[int, int]]) -> pl.LazyFrame:
+def _without(path: Path, part: Part) -> pl.LazyFrame:
     numbered = pl.scan_parquet(
         [path],
-        schema=RESULT_SCHEMA,
+        schema=_ELIDED_SCHEMA if part.elided else RESULT_SCHEMA,
         extra_columns="ignore",
         hive_partitioning=False,
         glob=False,
         row_index_name=_ROW,
     )
-    return numbered.filter(~_inside(pl.col(_ROW).cast(pl.Int64), dropped)).drop(_ROW)
+    rows = numbered.filter(~_inside(pl.col(_ROW).cast(pl.Int64), part.dropped)).drop(_ROW)
+    return _with_messages(rows) if part.elided else rows
 
 
 def _inside(row: pl.Expr, ranges: Sequence[tuple[int, int]]) -> pl.Expr:

@@ -5,6 +5,7 @@ are read."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 
 import polars as pl
@@ -13,7 +14,7 @@ from pipeline.errors import BadPayload
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.sinks.manifest import PREFIX
 from pipeline.sinks.parquet import DAMAGED, ParquetSink
-from pipeline.sinks.part_files import lazily
+from pipeline.sinks.part_files import MESSAGE_AT, lazily_lines
 
 
 @contextmanager
@@ -38,8 +39,9 @@ def scan(results: Path) -> pl.LazyFrame:
     """All records, RESULT_SCHEMA; a folder that is absent or empty has none."""
     if is_store(results):
         return ParquetSink(results).scan()
-    files = list(result_files(results))
-    return lazily(files) if files else pl.LazyFrame(schema=RESULT_SCHEMA)
+    groups = groupby(result_files(results), is_elided)
+    frames = [lazily_lines(list(files), elided=elided) for elided, files in groups]
+    return pl.concat(frames) if frames else pl.LazyFrame(schema=RESULT_SCHEMA)
 
 
 def is_store(folder: Path) -> bool:
@@ -53,6 +55,14 @@ def result_files(results: Path | ParquetSink) -> Iterator[Path]:
         return
     sink = ParquetSink(results) if isinstance(results, Path) else results
     yield from (file for part in sink.parts() if (file := sink.files.file(part)).exists())
+
+
+def is_elided(file: Path) -> bool:
+    """True for a file in which messages may be left out, as in sealed parts."""
+    try:
+        return MESSAGE_AT in pl.read_parquet_schema(file)
+    except (*DAMAGED, OSError):  # its reading names it
+        return False
 
 
 def _intact(file: Path) -> bool:

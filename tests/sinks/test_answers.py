@@ -16,6 +16,7 @@ from answers_contract import DAY, FIRST, LINES, AnswersContract, Ask, Row, frame
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from polling import wait_until
+from sink_contract import seal
 
 from pipeline.errors import AnswerCancelled, BadInput, BadPayload
 from pipeline.records.levels import ERROR_LEVELS, LEVELS
@@ -23,21 +24,14 @@ from pipeline.records.pattern_query import PATTERN_ORDERS, PatternQuery
 from pipeline.records.result_query import ResultQuery
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.settings import Settings
-from pipeline.sinks import compaction
 from pipeline.sinks.answers import engine as engines
 from pipeline.sinks.answers.around import with_context
 from pipeline.sinks.answers.choose import answers_of
 from pipeline.sinks.answers.engine import Engine, RowFile
 from pipeline.sinks.answers.files import FileAnswers
 from pipeline.sinks.answers.indices import IndexAnswers
-from pipeline.sinks.compaction import Compactor, Fate
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.store.folder import Folder
-
-
-def seal(sink: ParquetSink) -> None:
-    late = compaction.SEAL_AFTER_S + 5
-    Compactor(sink, lambda ids: [Fate.FINAL] * len(ids), now=lambda: time.time() + late).round()
 
 
 def kept(sink: ParquetSink, rows: list[Row], sealed: int) -> None:

@@ -17,7 +17,7 @@ from pipeline.errors import BadPayload, ClaimLost, SinkUnavailable, StoreUnavail
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.sinks import parquet, part_files
 from pipeline.sinks.compaction import Compactor, Fate
-from pipeline.sinks.manifest import KEY, MAX_NAMES, merged
+from pipeline.sinks.manifest import KEY, MAX_NAMES, VERSION, merged
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sinks.results import readable
 from pipeline.sinks.retention import Round
@@ -117,7 +117,8 @@ def test_a_file_without_a_column_is_named_as_damaged_and_may_be_removed(sink: Pa
 
 def test_a_manifest_that_is_damaged_or_newer_is_refused_and_not_replaced(sink: ParquetSink) -> None:
     sink.write("a", rows(1))
-    for content, error in ((b"{", BadPayload), (b'{"v":3}', TooNew), (b'{"v":2,"parts":5}', BadPayload)):
+    newer = b'{"v":%d}' % (VERSION + 1)
+    for content, error in ((b"{", BadPayload), (newer, TooNew), (b'{"v":2,"parts":5}', BadPayload)):
         sink.objects.put(KEY, content)
         for call in (sink.scan, lambda: ParquetSink(sink.objects).write("b", rows(1))):
             with pytest.raises(error, match="manifest"):

@@ -20,6 +20,7 @@ import duckdb
 import polars as pl
 
 from pipeline.errors import AnswerCancelled, BadInput, BadPayload
+from pipeline.sinks.part_files import MESSAGE_AT
 from pipeline.sinks.results import damaged_file
 
 MEMORY: Final = "512MB"  # the process needs about 200 MB more
@@ -45,10 +46,13 @@ _TYPES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFile:
-    """A Parquet file, and the sorted row ranges [start, stop) of it that are no results any more."""
+    """A Parquet file, and the sorted row ranges [start, stop) of it that are no results any more.
+
+    `elided`: messages that end their `raw` are left out of it."""
 
     path: Path
     dropped: tuple[tuple[int, int], ...] = ()
+    elided: bool = False
 
 
 class Engine:
@@ -154,24 +158,32 @@ class Engine:
 
         `numbered` adds the columns `file` and `row`, which name a row."""
         self._files[name] = list(files)
-        columns = ", ".join(f'"{column}"' for column in schema)
-        intact = [_text(file.path) for file in files if not file.dropped]
-        dropped = [file for file in files if file.dropped]
-        sources: list[tuple[str, str]] = []  # the number of the file, and its rows
-        if intact:
-            some = f"read_parquet([{', '.join(intact)}], hive_partitioning = false, file_row_number = true)"
-            sources.append(("file_index::BIGINT", some))
-        sources += [(f"{len(intact) + at}", _less_dropped(file)) for at, file in enumerate(dropped)]
+        sources: list[tuple[str, str, str]] = []  # the columns, the number of the file, and its rows
+        count = 0
+        for elided in (False, True):
+            columns = ", ".join(_column(column, elided=elided) for column in schema)
+            some = [file for file in files if file.elided is elided]
+            intact = [_text(file.path) for file in some if not file.dropped]
+            if intact:
+                rows = (
+                    f"read_parquet([{', '.join(intact)}], hive_partitioning = false, file_row_number = true)"
+                )
+                sources.append((columns, f"(file_index + {count})::BIGINT", rows))
+                count += len(intact)
+            for file in some:
+                if file.dropped:
+                    sources.append((columns, f"{count}", _less_dropped(file)))
+                    count += 1
         if not sources:
             columns = ", ".join(
                 f'NULL::{_TYPES[_kind(kind)]} AS "{column}"' for column, kind in schema.items()
             )
-            sources = [("0", "(SELECT 0 AS file_row_number) WHERE false")]
+            sources = [(columns, "0", "(SELECT 0 AS file_row_number) WHERE false")]
         place = ", {} AS file, file_row_number AS row" if numbered else ""
-        rows = " UNION ALL ".join(
-            f"SELECT {columns}{place.format(number)} FROM {source}" for number, source in sources
+        every = " UNION ALL ".join(
+            f"SELECT {columns}{place.format(number)} FROM {rows}" for columns, number, rows in sources
         )
-        self.run(f"CREATE OR REPLACE TEMP VIEW {name} AS {rows}")
+        self.run(f"CREATE OR REPLACE TEMP VIEW {name} AS {every}")
 
     def run(self, statement: str, parameters: Mapping[str, object] | None = None) -> None:
         """Runs a statement, and nothing once the question was cancelled."""
@@ -218,6 +230,12 @@ def one_of(column: str, values: Sequence[object], parameters: dict[str, object])
     names = [f"{column}_{number}" for number in range(len(values))]
     parameters.update(zip(names, values, strict=True))
     return f'"{column}" IN ({", ".join(f"${name}" for name in names)})' if names else "false"
+
+
+def _column(name: str, *, elided: bool) -> str:
+    if elided and name == "message":
+        return f'coalesce("message", substr("raw", {MESSAGE_AT} + 1)) AS "message"'
+    return f'"{name}"'
 
 
 def _less_dropped(file: RowFile) -> str:

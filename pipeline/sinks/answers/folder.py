@@ -5,7 +5,7 @@ from pathlib import Path
 from pipeline.sinks.answers.engine import Engine, RowFile
 from pipeline.sinks.answers.stored import line_files
 from pipeline.sinks.parquet import ParquetSink
-from pipeline.sinks.results import is_store, result_files
+from pipeline.sinks.results import is_elided, is_store, result_files
 
 
 def engine_over(results: Path) -> Engine:
@@ -18,4 +18,4 @@ def files_in(results: Path) -> list[RowFile]:
     if is_store(results):
         sink = ParquetSink(results)
         return line_files(sink, sink.parts())
-    return [RowFile(path=path) for path in result_files(results)]
+    return [RowFile(path=path, elided=is_elided(path)) for path in result_files(results)]

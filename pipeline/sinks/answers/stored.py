@@ -13,7 +13,9 @@ from pipeline.units import epoch_us
 
 def line_files(sink: ParquetSink, parts: Iterable[Part]) -> list[RowFile]:
     """The files with the lines of these parts. Raises SinkUnavailable."""
-    return [RowFile(path=path, dropped=part.dropped) for part, path in sink.located(parts)]
+    return [
+        RowFile(path=path, dropped=part.dropped, elided=part.elided) for part, path in sink.located(parts)
+    ]
 
 
 def finding_files(sink: ParquetSink, parts: Iterable[Part]) -> list[RowFile]:
