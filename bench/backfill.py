@@ -59,9 +59,9 @@ def measure(data: Path, args: argparse.Namespace) -> dict[str, Any]:
             command(folder, "train", extra=extra)
             settled(settings)
             sent = [_timed(folder, settings, ["send", *map(str, made), "--wait"], "before", extra)]
-            killer = _Killer(settings, lines if args.kill else 0)
+            watcher = _Watcher(settings, lines if args.kill else 0)
             verb = ["backfill", place or str(archive), "--parallel", str(READERS)]
-            with killer:
+            with watcher:
                 read = _timed(folder, settings, verb, "backfill", extra)
             sent.append(_timed(folder, settings, ["send", *map(str, made), "--wait"], "after", extra))
             stored = {name: _stored(settings, name) for name in ("before", "backfill", "after")}
@@ -70,7 +70,10 @@ def measure(data: Path, args: argparse.Namespace) -> dict[str, Any]:
         "bytes": size,
         "store": args.store,
         "readers": READERS,
-        "killed": killer.killed,
+        "killed": watcher.killed,
+        "redis_us_per_line": round(watcher.cpu_s / lines * 1e6, 2),
+        "redis_bytes_per_line": round(watcher.received / lines, 1),
+        "redis_peak_mib": watcher.peak >> 20,
         "backfill_lines_per_s": round(lines / read),
         "send_lines_per_s": round(mean(lines / seconds for seconds in sent)),
         "send_before_after_s": [round(seconds, 1) for seconds in sent],
@@ -102,26 +105,40 @@ def _stored(settings: Settings, workload: str) -> tuple[int, int]:
     return int(lines), int(twice)
 
 
-class _Killer(threading.Thread):
-    """Kills readers while they read."""
+class _Watcher(threading.Thread):
+    """Kills readers while they read, and looks at the cost in Redis."""
 
     def __init__(self, settings: Settings, lines: int) -> None:
         super().__init__(daemon=True)
         self.settings, self.lines = settings, lines
+        self.client = connect(settings)
         self.killed: list[str] = []
+        self.peak = 0  # bytes of memory
+        self.received = 0  # bytes
+        self.cpu_s = 0.0
         self._done = threading.Event()
 
-    def __enter__(self) -> "_Killer":
+    def __enter__(self) -> "_Watcher":
+        self.received, self.cpu_s = self._spent()
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
         self.join()
+        received, cpu_s = self._spent()
+        self.received, self.cpu_s = received - self.received, cpu_s - self.cpu_s
+
+    def _spent(self) -> tuple[int, float]:
+        info = self.client.info()
+        return info["total_net_input_bytes"], info["used_cpu_user"] + info["used_cpu_sys"]
 
     def run(self) -> None:
-        plans, left = Plans(connect(self.settings), self.settings), list(KILLED) if self.lines else []
-        while left and not self._done.wait(0.2):
+        plans, left = Plans(self.client, self.settings), list(KILLED) if self.lines else []
+        while not self._done.wait(0.2):
+            self.peak = max(self.peak, self.client.info("memory")["used_memory"])
+            if not left:
+                continue
             names = plans.names()
             view = plans.view(names[0]) if names else None
             if view is None or view.over or view.lines < left[0][1] * self.lines:
