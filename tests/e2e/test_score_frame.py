@@ -1,7 +1,7 @@
 """`logweir models export` and `score_frame`: the verdicts of the pipeline on a host without one.
 
-Where Ray or Dask is installed, both run it, too: `pip install 'ray[data]' 'dask[dataframe]'`, then
-`scripts/test tests/e2e/test_score_frame.py`. CI has neither.
+Where Ray, Dask or Spark is installed, it runs there, too: `pip install 'ray[data]' 'dask[dataframe]'
+'pyspark[sql]'`, then `scripts/test tests/e2e/test_score_frame.py`. CI has none of them.
 """
 
 import importlib.util
@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -97,3 +98,25 @@ if importlib.util.find_spec("dask") is not None:
         alone = score_frame(pl.DataFrame({"raw": lines()}), export)
         assert judged["score"].to_list() == alone["score"].to_list()
         assert judged["anomalous"].to_list() == alone["anomalous"].to_list()
+
+
+if importlib.util.find_spec("pyspark") is not None:
+
+    @pytest.mark.filterwarnings("default")  # Spark warns of its own settings
+    def test_spark_maps_it_over_partitions(export: Path) -> None:
+        spark = importlib.import_module("pyspark.sql").SparkSession.builder.master("local[2]").getOrCreate()
+        wanted, folder = ["raw", "score", "anomalous"], str(export)
+
+        def judged(batches: Iterator[Any]) -> Iterator[Any]:
+            table_of = importlib.import_module("pyarrow").Table.from_batches
+            for batch in batches:
+                yield from score_frame(table_of([batch]), folder).select(wanted).to_batches()
+
+        try:
+            frame = spark.createDataFrame([(line,) for line in lines()], "raw string").repartition(4)
+            rows = frame.mapInArrow(judged, "raw string, score double, anomalous boolean").collect()
+        finally:
+            spark.stop()
+        found = {row["raw"]: (row["score"], row["anomalous"]) for row in rows}
+        alone = score_frame(pl.DataFrame({"raw": lines()}), export)
+        assert found == {raw: (s, a) for raw, s, a in alone.select("raw", "score", "anomalous").iter_rows()}
