@@ -13,7 +13,19 @@ class ShareArgs(msgspec.Struct, frozen=True, kw_only=True):
     records: int
 
 
-class AcceptArgs(msgspec.Struct, frozen=True, kw_only=True):
+class GateArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """The stage of new batches, and the limits of back-pressure (accept.lua, accept_many.lua)."""
+
+    stage: Stage
+    max_bytes: int
+    max_batches: int
+    max_dead_bytes: int
+    memory_part: float
+    overdue_ms: int
+    backfill: bool
+
+
+class AcceptArgs(GateArgs, frozen=True, kw_only=True):
     """Takes a batch in (accept.lua)."""
 
     batch_id: str
@@ -23,13 +35,6 @@ class AcceptArgs(msgspec.Struct, frozen=True, kw_only=True):
     workload: str
     shares: list[ShareArgs]
     meta: str  # JSON
-    stage: Stage
-    max_bytes: int
-    max_batches: int
-    max_dead_bytes: int
-    memory_part: float
-    overdue_ms: int
-    backfill: bool
     skip_keep_s: int | None  # None: process the batch; else only count its lines, and remember the id so long
     cursor_key: str
     cursor: str | None  # None: the source has no cursor
@@ -56,20 +61,13 @@ class NewBatchArgs(msgspec.Struct, frozen=True, kw_only=True):
     skip: bool  # only count its lines
 
 
-class AcceptManyArgs(msgspec.Struct, frozen=True, kw_only=True):
+class AcceptManyArgs(GateArgs, frozen=True, kw_only=True):
     """Takes the batches of several requests in (accept_many.lua)."""
 
     batches: list[NewBatchArgs]
     requests: list[NewRequestArgs]
     slot_ms: int  # identities are remembered for at least so long
     slot_identities: int  # at most
-    stage: Stage
-    max_bytes: int
-    max_batches: int
-    max_dead_bytes: int
-    memory_part: float
-    overdue_ms: int
-    backfill: bool
     skip_keep_s: int
 
 
@@ -142,8 +140,8 @@ class CommitArgs(msgspec.Struct, frozen=True, kw_only=True):
     max_observed_bytes: int
 
 
-class BatchHalf(msgspec.Struct, frozen=True, kw_only=True):
-    """One half of a batch (bisect.lua)."""
+class BatchPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A new batch of records of another one: a half (bisect.lua)."""
 
     batch_id: str
     content: str
@@ -160,16 +158,12 @@ class BisectArgs(msgspec.Struct, frozen=True, kw_only=True):
     overdue_ms: int
     max_attempts: int
     meta: str
-    halves: list[BatchHalf]
+    halves: list[BatchPart]
 
 
-class SeparatePart(msgspec.Struct, frozen=True, kw_only=True):
-    """A new batch of one workload (separate.lua)."""
+class SeparatePart(BatchPart, frozen=True, kw_only=True):
+    """As BatchPart, of one workload (separate.lua)."""
 
-    batch_id: str
-    content: str
-    lines: int
-    records: int
     workload: str
 
 

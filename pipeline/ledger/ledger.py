@@ -20,7 +20,7 @@ import redis
 from pipeline.errors import BadPayload, ClaimLost, TooNew
 from pipeline.ledger.arguments import (
     AdvanceArgs,
-    BatchHalf,
+    BatchPart,
     BisectArgs,
     ClaimArgs,
     CommitArgs,
@@ -343,7 +343,7 @@ class Ledger:
             max_attempts=s.max_attempts,
             meta=claim.meta.dump(),
             halves=[
-                BatchHalf(
+                BatchPart(
                     batch_id=half_id,
                     content=digest(half_id),
                     lines=int(half["lines"].sum()),
