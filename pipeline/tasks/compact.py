@@ -4,17 +4,14 @@ records of ended GPU leases are stored (tasks/usage.py).
 One process compacts at a time, by a lease. A round yields to batches that wait for the stage of this process.
 """
 
-from contextlib import suppress
 from typing import Final
 
-import redis
-
-from pipeline.errors import BadPayload, RedisUnavailable, Retryable
 from pipeline.logs import logger
 from pipeline.messages.routing import TASK_COMPACT
 from pipeline.records.delivery import Stage
 from pipeline.redis.leases import COMPACTION, Refused
 from pipeline.tasks.context import Context
+from pipeline.tasks.rounds import reporting_faults
 from pipeline.tasks.usage import store_usage
 
 NAME: Final = TASK_COMPACT
@@ -24,15 +21,9 @@ YIELDS: Final = 6
 
 def run(context: Context, *_: str) -> None:
     store_usage(context)
-    try:
+    with reporting_faults(context, "compact", event="compaction.waits"):
         if "parquet" in context.settings.data.sinks and not _yields(context):
             compact(context)
-    except (RedisUnavailable, redis.RedisError) as exc:
-        logger().warning("redis.away", why=str(exc))
-    except (Retryable, BadPayload) as exc:
-        logger().warning("compaction.waits", why=str(exc))
-        with suppress(RedisUnavailable):
-            context.presence.complain("compact", str(exc))
 
 
 def compact(context: Context) -> None:

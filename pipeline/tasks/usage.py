@@ -5,16 +5,13 @@ two leaves records that the next one finds stored and removes.
 """
 
 import time
-from contextlib import suppress
 from typing import Final
 
-import redis
-
-from pipeline.errors import BadPayload, RedisUnavailable, Retryable
 from pipeline.logs import logger
 from pipeline.redis.leases import COMPACTION, Refused
 from pipeline.settings.values import kept_results
 from pipeline.tasks.context import Context
+from pipeline.tasks.rounds import reporting_faults
 
 AT_ONCE: Final = 5_000  # records of one part
 MAINTAIN_S: Final = 600.0
@@ -22,7 +19,7 @@ MAINTAIN_S: Final = 600.0
 
 def store_usage(context: Context) -> None:
     """One round; nothing while another process compacts. Faults are logged, the records stay in Redis."""
-    try:
+    with reporting_faults(context, "usage", event="usage.waits"):
         due = time.monotonic() - context.usage_maintained_s > MAINTAIN_S
         if not due and not context.ended_leases.count():
             return
@@ -35,12 +32,6 @@ def store_usage(context: Context) -> None:
                 keep_s = kept_results(context.settings.data.results_keep).get("usage")
                 context.usage_table.maintain(keep_s)
                 context.usage_maintained_s = time.monotonic()
-    except (RedisUnavailable, redis.RedisError) as exc:
-        logger().warning("redis.away", why=str(exc))
-    except (Retryable, BadPayload) as exc:
-        logger().warning("usage.waits", why=str(exc))
-        with suppress(RedisUnavailable):
-            context.presence.complain("usage", str(exc))
 
 
 def drain_usage(context: Context) -> int:

@@ -19,6 +19,7 @@ from pipeline.observe import counters as metrics
 from pipeline.records.delivery import Stage
 from pipeline.redis.leases import WATCH, Refused
 from pipeline.tasks.context import Context
+from pipeline.tasks.rounds import reporting_faults
 from pipeline.tasks.step import HUNG
 from pipeline.watching.watcher import RoundSummary
 
@@ -33,14 +34,9 @@ def run(context: Context, *_: str) -> None:
     alarm.daemon = True
     alarm.start()
     try:
-        if not context.watcher.state.paused():
-            watch_stored(context)
-    except (RedisUnavailable, redis.RedisError) as exc:
-        logger().warning("redis.away", why=str(exc))
-    except Retryable as exc:
-        logger().warning("watch.waits", why=str(exc))
-        with suppress(RedisUnavailable):
-            context.presence.complain("watch", str(exc))
+        with reporting_faults(context, "watch", event="watch.waits", faults=(Retryable,)):
+            if not context.watcher.state.paused():
+                watch_stored(context)
     finally:
         alarm.cancel()
 
