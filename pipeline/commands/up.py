@@ -17,7 +17,7 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.logs import set_up
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
-from pipeline.settings.listeners import DEFAULT, KEYED, Listener
+from pipeline.settings.listeners import DEFAULT, Listener
 from pipeline.settings.values import masked_url
 from pipeline.units import listed
 from pipeline.workers.intake.keys import SenderKeys
@@ -99,8 +99,7 @@ def _show_intake(console: Console, stack: "Stack", wanted: Sequence[str], where:
     show_lines(console, urls, where)
     if tuple(wanted) == (DEFAULT,) != listeners:
         remark(console, f"{DEFAULT} is taken by another program, so this intake listens at {urls[0]}")
-    parsed = map(Listener.parse, listeners)
-    exposed = [one for one in parsed if not one.loopback and one.scheme in KEYED]
+    exposed = [listener for listener in map(Listener.parse, listeners) if listener.needs_key]
     if exposed and not SenderKeys(connect(stack.settings), stack.settings).look():
         remark(
             console,

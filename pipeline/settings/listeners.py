@@ -6,7 +6,7 @@ The scheme names the protocol. A port that is left out is the usual one of its p
 import ipaddress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 # The usual port of each scheme. Ports below 1024 need rights.
@@ -73,6 +73,13 @@ class Listener:
             return self.host == "localhost"
 
     @property
+    def needs_key(self) -> bool:
+        """Whether other machines reach it, and their senders show keys.
+
+        Syslog, RELP and forward have no keys: whoever lets other machines reach them has said so."""
+        return not self.loopback and self.scheme in KEYED
+
+    @property
     def address(self) -> str:
         """Where senders on this machine find it."""
         host = self.host
@@ -87,14 +94,8 @@ class Listener:
 
     def absolute(self) -> Self:
         """With files that a process in another directory finds."""
-        files = {name: path.absolute() for name, path in self._files().items()}
-        return replace(
-            self,
-            cert=files.get("cert"),
-            key=files.get("key"),
-            ca=files.get("ca"),
-            secret=files.get("secret"),
-        )
+        files: dict[str, Any] = {name: path.absolute() for name, path in self._files().items()}
+        return replace(self, **files)
 
     def _files(self) -> dict[str, Path]:
         found = {name: getattr(self, name) for name in FILES}

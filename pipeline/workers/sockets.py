@@ -59,50 +59,24 @@ def listen(name: str, address: str, first: int) -> socket.socket:
 
     Raises BadInput.
     """
-    why = ""
-    for port in range(first, min(first + TRIES, 2**16)):
-        try:
-            family, *_, where = socket.getaddrinfo(
-                address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-            listener = socket.create_server(where, family=family, backlog=128)
-        except OSError as exc:
-            why = exc.strerror or str(exc)
-            if exc.errno != errno.EADDRINUSE:
-                break
-        else:
-            return listener
-    raise BadInput(
-        f"{name.capitalize()} cannot listen on {address} from port {first} on ({why}); set {name}_address or "
-        f"{name}_port, or {name} = false"
-    )
-
-
-def listen_at(listener: Listener, *, share: bool = False, tries: int = 1) -> socket.socket:
-    """A listening socket. `share`: with other processes of this pipeline that say so too. `tries`: how many
-    ports from the wanted one on. Raises BadInput."""
-    why = ""
-    for port in range(listener.port, min(listener.port + tries, 2**16)):
-        try:
-            family, *_, where = socket.getaddrinfo(
-                listener.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-            return socket.create_server(where, family=family, backlog=1_024, reuse_port=share)
-        except OSError as exc:
-            why = exc.strerror or str(exc)
-    raise BadInput(
-        f"the intake cannot listen at {listener} ({why}); free that port, or set intake to another address"
-    )
+    try:
+        return _socket_at(address, first, tries=TRIES, backlog=128)
+    except OSError as exc:
+        raise BadInput(
+            f"{name.capitalize()} cannot listen on {address} from port {first} on ({exc.strerror or exc}); "
+            f"set {name}_address or {name}_port, or {name} = false"
+        ) from exc
 
 
 def listener_socket(listener: Listener, *, share: bool = False, tries: int = 1) -> socket.socket | None:
-    """As `listen_at`, for a listener of any scheme; None for gRPC, which opens its own socket."""
+    """The socket of a listener; None for gRPC, which opens its own. `share`: with other processes of this
+    pipeline that say so too. `tries`: how many ports from the wanted one on. Raises BadInput."""
     if listener.scheme.startswith("grpc"):
         return None
-    if listener.scheme != "syslog+udp":
-        return listen_at(listener, share=share, tries=tries)
     try:
-        return open_datagrams(listener.host, listener.port, share=share)
+        if listener.scheme == "syslog+udp":
+            return open_datagrams(listener.host, listener.port, share=share)
+        return _socket_at(listener.host, listener.port, tries=tries, backlog=1_024, share=share)
     except OSError as exc:
         raise BadInput(
             f"the intake cannot listen at {listener} ({exc.strerror or exc}); free that port, or set intake "
@@ -110,8 +84,23 @@ def listener_socket(listener: Listener, *, share: bool = False, tries: int = 1) 
         ) from exc
 
 
+def _socket_at(host: str, port: int, *, tries: int, backlog: int, share: bool = False) -> socket.socket:
+    """A listening socket on the first free one of so many ports. Raises OSError."""
+    last = min(port + tries, 2**16) - 1
+    while True:
+        try:
+            family, *_, where = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            return socket.create_server(where, family=family, backlog=backlog, reuse_port=share)
+        except OSError as exc:
+            if exc.errno != errno.EADDRINUSE or port >= last:
+                raise
+        port += 1
+
+
 def open_datagrams(host: str, port: int, *, share: bool = False) -> socket.socket:
-    """A bound socket with a large buffer. `share`: as in `listen_at`. Raises OSError."""
+    """A bound socket with a large buffer. `share`: as in `listener_socket`. Raises OSError."""
     family, *_, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE)[0]
     opened = socket.socket(family, socket.SOCK_DGRAM)
     try:

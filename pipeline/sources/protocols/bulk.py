@@ -14,7 +14,6 @@ from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
 from pipeline.sources.protocols.json_documents import posted_documents
 from pipeline.sources.protocols.json_text import check_count, json_of, read_body
 
-BULK_TYPE: Final = "application/json"
 _FULL: Final = "es_rejected_execution_exception"
 _CREATES: Final = re.compile(rb'\s*\{\s*"create"')
 

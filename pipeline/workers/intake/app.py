@@ -6,7 +6,7 @@ the words of the answer differ (dialects.py).
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import redis
@@ -95,7 +95,7 @@ class Exchange:
                 key = await self._key(hints.headers)
                 name = key.name if key else ""
                 if key is not None and key.workload:
-                    hints = _with_workload(hints, key.workload)
+                    hints = replace(hints, workload=key.workload)
                 encoding = hints.headers.get("content-encoding", "identity").strip().lower()
                 if encoding == "snappy" and self.dialect.protocol == "loki":
                     encoding = "identity"  # the decoder unpacks the block
@@ -257,15 +257,4 @@ def _hints(request: Request) -> Hints:
         headers=dict(request.headers),
         workload=query.get("workload", ""),
         peer=request.client.host if request.client else "",
-    )
-
-
-def _with_workload(hints: Hints, workload: str) -> Hints:
-    return Hints(
-        path=hints.path,
-        content_type=hints.content_type,
-        query=hints.query,
-        headers=hints.headers,
-        workload=workload,
-        peer=hints.peer,
     )

@@ -12,9 +12,9 @@ from pipeline.producer import printable_name
 from pipeline.records.batch import MAX_NAME, SEVERAL, Batch, Purpose, digest
 from pipeline.records.pushed import PushedRecords
 from pipeline.sources.protocols.contract import Undecodable
+from pipeline.sources.protocols.workloads import UNKNOWN
 
 SOURCE: Final = "intake"
-NAMELESS: Final = "unknown"  # the workload of records that name none
 # A workload with an unknown line leaves a shared batch, and its records are read twice. A batch of their own
 # costs less for so many.
 OWN_RECORDS: Final = 200
@@ -68,8 +68,8 @@ def text_size(records: PushedRecords) -> int:
 
 def with_usable_names(records: PushedRecords) -> PushedRecords:
     """With names of workloads that can be part of keys and file names."""
-    names = records.workloads or [NAMELESS] * records.height
-    cleaned = {name: printable_name(name)[:MAX_NAME] or NAMELESS for name in set(names)}
+    names = records.workloads or [UNKNOWN] * records.height
+    cleaned = {name: printable_name(name)[:MAX_NAME] or UNKNOWN for name in set(names)}
     if records.workloads is not None and all(old == new for old, new in cleaned.items()):
         return records
     return msgspec.structs.replace(records, workloads=[cleaned[name] for name in names])
@@ -84,7 +84,7 @@ def _rows_of(records: PushedRecords, rows: Sequence[int], *, named: bool) -> Pus
 def _joined(parts: Sequence[PushedRecords]) -> PushedRecords:
     """The records of several requests; each names its workload."""
     heights = [part.height for part in parts]
-    named = [part.workloads or [NAMELESS] * part.height for part in parts]
+    named = [part.workloads or [UNKNOWN] * part.height for part in parts]
     if len(parts) == 1:
         return msgspec.structs.replace(parts[0], workloads=named[0])
 

@@ -21,13 +21,8 @@ from pipeline.records.batch import Batch
 from pipeline.records.delivery import Accepted, Full, Known, RequestIdentity
 from pipeline.records.pushed import PushedRecords
 from pipeline.sources.protocols.contract import Decoded
-from pipeline.workers.intake.batches import (
-    NAMELESS,
-    take_rows,
-    text_size,
-    window_batches,
-    with_usable_names,
-)
+from pipeline.sources.protocols.workloads import UNKNOWN
+from pipeline.workers.intake.batches import take_rows, text_size, window_batches, with_usable_names
 from pipeline.workers.intake.identity import told_apart
 from pipeline.workers.intake.senders import SenderCounts, SentBy
 
@@ -134,7 +129,7 @@ class Door:
 
     def _by_cell(self, records: PushedRecords) -> list[tuple[Producer, PushedRecords]]:
         """The records of each Redis. Most pipelines have one."""
-        names = records.workloads or [NAMELESS]
+        names = records.workloads or [UNKNOWN]
         cells = {name: self.producer.cell(name) for name in set(names)}
         if len(set(map(id, cells.values()))) == 1:
             return [(next(iter(cells.values())), records)]

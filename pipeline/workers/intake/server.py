@@ -24,7 +24,7 @@ from pipeline.producer import Producer
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
-from pipeline.settings.listeners import KEYED, Listener
+from pipeline.settings.listeners import Listener
 from pipeline.workers.heartbeat import Heartbeat
 from pipeline.workers.intake.app import Service
 from pipeline.workers.intake.door import Door
@@ -115,10 +115,8 @@ def check_listeners(listeners: Sequence[Listener]) -> None:
 
 
 def check_keys(listeners: Sequence[Listener], keys: SenderKeys) -> None:
-    """Raises BadInput where other machines would reach the intake without a key.
-
-    Syslog, RELP and forward have no keys: whoever lets other machines reach them has said so."""
-    exposed = [listener for listener in listeners if not listener.loopback and listener.scheme in KEYED]
+    """Raises BadInput where other machines would reach the intake without a key."""
+    exposed = [listener for listener in listeners if listener.needs_key]
     if exposed and not keys.look():
         raise BadInput(
             f"the intake at {exposed[0]} would take lines from everybody; make a key with "

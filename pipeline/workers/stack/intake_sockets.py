@@ -3,14 +3,9 @@
 import socket
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
 
 from pipeline.settings.listeners import DEFAULT, Listener
 from pipeline.workers import sockets
-
-# A second stack on this machine takes one of the next ports, as its metrics do. A port that was chosen is
-# that one or none: senders know it.
-TRIES: Final = 100
 
 
 class IntakeSockets:
@@ -22,7 +17,9 @@ class IntakeSockets:
 
     def open(self, texts: Sequence[str]) -> tuple[str, ...]:
         """The listeners with their ports. Raises BadInput."""
-        tries = TRIES if tuple(texts) == (DEFAULT,) else 1
+        # A second stack on this machine takes one of the next ports, as its metrics do. A chosen port is that
+        # one or none: senders know it.
+        tries = sockets.TRIES if tuple(texts) == (DEFAULT,) else 1
         for listener in map(Listener.parse, texts):
             opened = sockets.listener_socket(listener, tries=tries)
             self._opened.append(opened)

@@ -25,7 +25,7 @@ from pipeline.workers.intake.door import Door
 from pipeline.workers.intake.http_server import HttpServer
 from pipeline.workers.intake.keys import SenderKeys
 from pipeline.workers.intake.refusals import Refusal, RequestRefused
-from pipeline.workers.sockets import listen_at
+from pipeline.workers.sockets import listener_socket
 
 
 async def pieces(*chunks: bytes, then: asyncio.Event | None = None) -> AsyncIterator[bytes]:
@@ -88,7 +88,7 @@ def test_every_member_of_a_gzip_body_is_read_and_a_cut_one_is_refused(cut: int) 
 def on_a_server(settings: Settings, use: Any, *, at: str = "http://127.0.0.1:0") -> Any:
     ledger = Ledger(connect(settings), settings)
     listener = Listener.parse(at)
-    with listen_at(listener) as opened:
+    with listener_socket(listener) as opened:
 
         async def run() -> Any:
             door = Door(Producer(ledger, Submit(None, ledger.client, settings), settings))
