@@ -368,10 +368,7 @@ class ParquetSink:
                 return
             self._held, fresh = None, False
             if time.monotonic() > until:
-                raise StoreUnavailable(
-                    f"the store {self.objects.url} has so many writers that none of {SWAP_S:g} s came "
-                    "through; use fewer store processes"
-                )
+                raise too_many_writers(f"the store {self.objects.url}")
             if not isinstance(self.objects, Folder):
                 time.sleep(random.uniform(0.0, 0.05))  # noqa: S311 - no secret
 
@@ -462,6 +459,13 @@ class ParquetSink:
                 else f"results cannot be written to {url} ({why}); nothing is lost and writing goes on by "
                 "itself"
             ) from exc
+
+
+def too_many_writers(place: str) -> StoreUnavailable:
+    """Of a manifest that other writers have swapped for SWAP_S."""
+    return StoreUnavailable(
+        f"{place} has so many writers that none of {SWAP_S:g} s came through; use fewer store processes"
+    )
 
 
 def _now_ms() -> int:

@@ -193,6 +193,14 @@ def _with_messages(lines: pl.LazyFrame) -> pl.LazyFrame:
     return lines.with_columns(pl.coalesce("message", suffix)).select(list(RESULT_SCHEMA))
 
 
+def put_table(objects: Objects, key: str, rows: pl.DataFrame) -> int:
+    """Writes rows of a table that is not the lines; the bytes of the file. Raises StoreUnavailable."""
+    out = io.BytesIO()
+    rows.write_parquet(out, compression="zstd", compression_level=3)
+    objects.put(key, out.getvalue())
+    return out.tell()
+
+
 def lazily(files: Sequence[Path], schema: Mapping[str, Any]) -> pl.LazyFrame:
     """The rows of these files, in these columns."""
     # Names may hold * and =, so they are taken as they are.

@@ -5,7 +5,6 @@ template in five minutes and in an hour. Lines of other parts, and of parts that
 are counted when they are asked for (sinks/answers/patterns.py). A line therefore counts once.
 """
 
-import io
 import uuid
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from pipeline.records.pattern_query import SAMPLE_CHARS
 from pipeline.records.schema import RESULT_SCHEMA, UTC_US, of_lines
 from pipeline.sinks.manifest import PREFIX, ResultTable, TableFile
 from pipeline.sinks.parquet import ParquetSink
+from pipeline.sinks.part_files import put_table
 
 RATES_SCHEMA: Final[dict[str, Any]] = {
     "bucket": UTC_US,  # begin of its hour or five minutes
@@ -97,8 +97,5 @@ def put_tables(sink: ParquetSink, lines: pl.DataFrame, day: str) -> dict[ResultT
 
 
 def _put(sink: ParquetSink, table: ResultTable, frame: pl.DataFrame, day: str) -> TableFile:
-    out = io.BytesIO()
-    frame.write_parquet(out, compression="zstd", compression_level=3)
     key = f"{PREFIX}{table}/date={day}/{uuid.uuid4().hex}.parquet"
-    sink.objects.put(key, out.getvalue())
-    return TableFile(key, out.tell())
+    return TableFile(key, put_table(sink.objects, key, frame))

@@ -9,7 +9,6 @@ A part lies in the day on which its leases ended. `maintain` merges the parts of
 removes files that no manifest names. A replaced file stays for `GRACE_S`, for readers of the older manifest.
 """
 
-import io
 import random
 import time
 import uuid
@@ -23,13 +22,13 @@ from typing import Any, Final
 import msgspec
 import polars as pl
 
-from pipeline.errors import BadPayload, StoreUnavailable
+from pipeline.errors import BadPayload
 from pipeline.gpu.leasing.ended import UsageRecord
 from pipeline.logs import logger
 from pipeline.records.schema import UTC_US
 from pipeline.sinks.manifest import PREFIX, VERSION, versioned
-from pipeline.sinks.parquet import DAMAGED
-from pipeline.sinks.part_files import PartFiles, lazily
+from pipeline.sinks.parquet import DAMAGED, SWAP_S, too_many_writers
+from pipeline.sinks.part_files import PartFiles, lazily, put_table
 from pipeline.sinks.retention import GRACE_S, ORPHAN_S
 from pipeline.store.objects import Objects
 from pipeline.units import epoch_us
@@ -37,7 +36,6 @@ from pipeline.units import epoch_us
 FOLDER: Final = f"{PREFIX}usage/"
 KEY: Final = f"{FOLDER}manifest.json"
 MERGE_PARTS: Final = 32  # of a day; those of an earlier day are merged whenever there are two
-SWAP_S: Final = 20.0  # A swap takes milliseconds, and few processes write.
 USAGE_SCHEMA: Final[dict[str, Any]] = {
     "lease_id": pl.String,
     "token": pl.Int64,
@@ -202,14 +200,12 @@ class UsageTable:
 
     def _put(self, rows: pl.DataFrame, day: str) -> UsagePart:
         rows = rows.select(list(USAGE_SCHEMA)).sort(_ORDER)
-        out = io.BytesIO()
-        rows.write_parquet(out, compression="zstd", compression_level=3)
         name = f"{FOLDER}date={day}/{uuid.uuid4().hex}.parquet"
-        self.objects.put(name, out.getvalue())
+        size = put_table(self.objects, name, rows)
         first, last = rows.select(
             pl.col("granted_at").dt.epoch("us").min(), pl.col("ended_at").dt.epoch("us").max()
         ).row(0)
-        return UsagePart(name=name, day=day, rows=rows.height, bytes=out.tell(), first_us=first, last_us=last)
+        return UsagePart(name=name, day=day, rows=rows.height, bytes=size, first_us=first, last_us=last)
 
     def _change(self, edit: Callable[[UsageManifest], UsageManifest | None]) -> None:
         """Swaps the manifest for an edited one. Where another writer was first, the files of the edit go.
@@ -225,10 +221,7 @@ class UsageTable:
             for name in _names(changed) - _names(now) - _names(self.manifest()):
                 self.objects.delete(name)
             if time.monotonic() > until:
-                raise StoreUnavailable(
-                    f"{KEY} of {self.objects.url} has so many writers that none of {SWAP_S:g} s came "
-                    "through; use fewer store processes"
-                )
+                raise too_many_writers(f"{KEY} of {self.objects.url}")
             time.sleep(random.uniform(0.0, 0.05))  # noqa: S311 - no secret
 
 
