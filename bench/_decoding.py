@@ -1,4 +1,4 @@
-"""What the decoders of the intake take of one core: processor time from a body to its records."""
+"""Processor time of the intake's decoders on one core, from a body to its records."""
 
 import time
 from collections.abc import Mapping, Sequence

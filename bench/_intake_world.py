@@ -241,7 +241,7 @@ class World:
 
 
 def _run_all(shippers: "Sequence[subprocess.Popen[str]]") -> list[dict[str, Any]]:
-    """What the clients say when all their requests are answered."""
+    """The reports of the clients when all their requests are answered."""
     for shipper in shippers:
         assert shipper.stdin is not None
         shipper.stdin.write("go\n")

@@ -8,8 +8,9 @@ three protocols that most senders speak. `us_per_line` is processor time of the 
 `intake_us_per_line` that of the process that listens; `stack_us_per_line` that of all processes.
 
 Latency is that of a line at 1,000 lines/s, from the moment when its request was due until its batch is
-committed. The processors that 200 workloads take, at five lines a second each, are those of all processes of
-the stack, its rest included: once with a request of each workload every second, once with requests of 20."""
+committed. In a further measurement 200 workloads send five lines a second each. First each sends a request
+every second, then a request holds 20 of them. It counts the processors of all processes of the stack, its
+rest included."""
 
 import argparse
 import itertools

@@ -75,7 +75,7 @@ class Full:
     """The batch was not taken. Try again after `retry_after_s`.
 
     `reason`: "bytes" or "batches" when too much waits. "memory" when Redis has used four fifths of its
-    memory, "dead" when dead letters fill their room, "closed" when an operator drains the pipeline, "process"
+    memory, "dead" when dead letters fill their room. "closed" when an operator drains the pipeline, "process"
     when the process that receives holds too many requests."""
 
     pending_bytes: int

@@ -1,4 +1,4 @@
-"""What the bench of the intake sends: every line once, as the decoders of the intake read it."""
+"""The bench of the intake sends every line once, as the decoders of the intake read it."""
 
 import http.server
 import threading

@@ -44,7 +44,7 @@ def next_server(protocol: str, port: int, settings: Settings) -> Iterator[None]:
 
 
 def exchange(port: int, greeting: bytes, request: bytes) -> bytes:
-    """What the server says until it ends the connection or has answered the request."""
+    """The bytes of the server until it ends the connection or has answered the request."""
     answers = b""
     with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as client:
         client.sendall(greeting + request)
