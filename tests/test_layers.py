@@ -140,6 +140,11 @@ def test_heavy_packages_stay_in_their_homes(path: Path) -> None:
         ("pipeline.gpu.pool", (*HEAVY, "rich", "structlog", "celery")),
         ("pipeline.cli", (*HEAVY, "celery", "redis", "rich", "structlog", "msgspec")),
         ("pipeline.workers.bootstrap", ("torch", "transformers")),
+        # Beat, the agent and the exporter.
+        (
+            "pipeline.workers.loops, pipeline.workers.agent, pipeline.workers.metrics",
+            ("polars", "numpy", "drain3", "duckdb", "torch"),
+        ),
         # The process that receives imports all decoders, and nothing that a worker needs.
         (
             ", ".join(

@@ -17,9 +17,9 @@ from pipeline.gpu.pool import Pool
 from pipeline.logs import logger, set_up
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
-from pipeline.workers import bootstrap
 from pipeline.workers.exits import exit_code
 from pipeline.workers.liveness import Progress
+from pipeline.workers.loops import tend
 
 ROLE: Final = "agent"
 
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
     set_up(settings.stack.log_level)
     pool = Pool(connect(settings), settings)
     worker = AgentWorker(settings, agent=Agent(pool, settings, this_node()), pool=pool)
-    bootstrap.tend(settings, worker.run, worker.stop, role_name=ROLE, name=name, progress=worker.progress)
+    tend(settings, worker.run, worker.stop, role_name=ROLE, name=name, progress=worker.progress)
     return 0
 
 

@@ -4,18 +4,11 @@ Roles differ only in the table below. GPU and training work runs in a prefork ch
 responsive, enforces time limits and outlives a crash; the parent never loads torch or touches CUDA. Light
 roles use the solo pool: one process each, restarted by whoever supervises it."""
 
-import atexit
-import os
-import signal
 import socket
 import sys
-import threading
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
 
 from celery import signals
-from celery.beat import Scheduler
 
 from pipeline.errors import BadInput, LogweirError
 from pipeline.gpu.policy.fairness import parse_tenants
@@ -23,24 +16,17 @@ from pipeline.logs import set_up
 from pipeline.messages import filter as guard
 from pipeline.messages import routing
 from pipeline.messages.app import make_app
-from pipeline.observe import counters as metrics
-from pipeline.redis.connection import connect
-from pipeline.redis.keys import Keys
 from pipeline.redis.shards import of_shard
 from pipeline.settings import Settings, visible_devices
 from pipeline.tasks.context import Context
 from pipeline.tasks.reload import HINT
 from pipeline.workers.heartbeat import BEAT_S, Heartbeat
 from pipeline.workers.liveness import HELD_S, Progress, end_when_held
+from pipeline.workers.loops import count_along, stay_with
 from pipeline.workers.reloader import Reloader
 from pipeline.workers.roles import ROLES, Role, device_name, placed, register
 from pipeline.workers.same_store import join_beside
 from pipeline.workers.stack.data_dir import called
-from pipeline.workers.tethered import tether
-
-# The shortest pause of beat. Celery polls forty times for an entry that is due in a hundredth of a second.
-DUE_S: Final = 0.05
-PUSH_TIMEOUT_S: Final = 1.0  # a Redis that hangs must not hold up the end of a process
 
 
 def serve(role_name: str, settings: Settings, *, name: str, device: str | None = None) -> int:
@@ -63,7 +49,7 @@ def serve(role_name: str, settings: Settings, *, name: str, device: str | None =
             sys.stderr.write(f"{exc}\n")
             return 2 if isinstance(exc, BadInput) else 1
     stay_with(settings)
-    _count(settings, role_name)
+    count_along(settings, role_name)
     _announce(settings, role_name=role_name, role=role, name=name)
     if profile.leased:
         _give_back_at_the_end(context)
@@ -87,78 +73,6 @@ def serve(role_name: str, settings: Settings, *, name: str, device: str | None =
     )
     worker.start()
     return int(worker.exitcode or 0)
-
-
-def beat(settings: Settings) -> int:
-    """Run celery beat: it only asks for sweeps, so two of them are harmless."""
-    set_up(settings.stack.log_level)
-    app = make_app(settings)
-    app.conf.task_send_sent_event = False  # as for the tasks it asks for: see register()
-    stay_with(settings)
-    _count(settings, "beat")
-    progress = Progress()
-
-    class Ticking(Scheduler):  # type: ignore[misc] # celery publishes no types
-        """In memory, because a sweep needs no memory of the last one; and seen to go on."""
-
-        def tick(self, *args: Any, **kwargs: Any) -> Any:
-            progress.pulse()
-            wait_s = super().tick(*args, **kwargs)
-            return wait_s and max(wait_s, DUE_S)
-
-    Heartbeat(settings, role_name="beat", queues=(), name="beat", progress=progress).start()
-    app.Beat(loglevel="WARNING", quiet=True, redirect_stdouts=False, scheduler_cls=Ticking).run()
-    return 0
-
-
-def tend(
-    settings: Settings,
-    run: Callable[[], object],
-    stop: threading.Event,
-    *,
-    role_name: str,
-    name: str,
-    progress: Progress | None = None,
-) -> None:
-    """Run a loop that is no Celery worker until a signal: with heartbeat and tether, as a worker.
-
-    `progress`: pulsed by the loop; `logweir health` tells when it stands still.
-    """
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    stay_with(settings)
-    _count(settings, role_name)
-    heart = Heartbeat(settings, role_name=role_name, queues=(), name=name, progress=progress, ends=False)
-    heart.start()
-    try:
-        run()
-    finally:
-        heart.leave()
-
-
-def stay_with(settings: Settings) -> None:
-    """End with the supervisor, and pool children with this process, after kill -9 too."""
-    if settings.internal.supervisor_pid:
-        tether(settings.internal.supervisor_pid, grace_s=10.0)
-
-    def child(**_: object) -> None:
-        tether(os.getppid(), grace_s=0.0)
-
-    signals.worker_process_init.connect(child, weak=False)
-
-
-def _count(settings: Settings, role_name: str) -> None:
-    """Push what this process counts, and let pool children do so for themselves."""
-
-    def begin(**_: object) -> None:
-        metrics.push(connect(settings, timeout_s=PUSH_TIMEOUT_S), Keys(settings.redis.key_prefix), role_name)
-
-    begin()
-    metrics.started(role_name)
-    atexit.register(metrics.flush)
-    signals.worker_process_init.connect(begin, weak=False)
-    # A child ends without what is registered for the end of a process.
-    signals.worker_process_shutdown.connect(lambda **_: metrics.flush(), weak=False)
 
 
 def _reload_along(context: Context, role: Role, name: str) -> None:

@@ -11,10 +11,14 @@ from pipeline.workers.exits import exit_code
 def main(argv: list[str]) -> int:
     role, name = argv
     settings = Settings.load()
-    limit_polars()
-    from pipeline.workers.bootstrap import beat, serve
+    if role == "beat":
+        from pipeline.workers.loops import beat
 
-    return beat(settings) if role == "beat" else serve(role, settings, name=name)
+        return beat(settings)
+    limit_polars()
+    from pipeline.workers.bootstrap import serve
+
+    return serve(role, settings, name=name)
 
 
 if __name__ == "__main__":

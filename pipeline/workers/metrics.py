@@ -26,8 +26,9 @@ from pipeline.errors import BadInput, RedisUnavailable
 from pipeline.logs import logger, set_up
 from pipeline.redis.connection import answering, connect
 from pipeline.settings import Settings
-from pipeline.workers import bootstrap, sockets
+from pipeline.workers import sockets
 from pipeline.workers.exits import exit_code
+from pipeline.workers.loops import tend
 from pipeline.workers.scrape import Scrape
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def main(argv: list[str]) -> int:
         with contextlib.suppress(OSError):
             server.server_close()
 
-    bootstrap.tend(settings, run, stop, role_name=ROLE, name=names[0] if names else ROLE)
+    tend(settings, run, stop, role_name=ROLE, name=names[0] if names else ROLE)
     return 0
 
 

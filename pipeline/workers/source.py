@@ -21,9 +21,9 @@ from pipeline.records.delivery import Accepted, Full
 from pipeline.redis.leases import SOURCE, HeldLease, Leases, Refused
 from pipeline.settings import Settings
 from pipeline.sources.opensearch import POLL_S, Poller, deliver
-from pipeline.workers import bootstrap
 from pipeline.workers.exits import exit_code
 from pipeline.workers.liveness import Progress
+from pipeline.workers.loops import tend
 
 ROLE: Final = "source"
 RETRY_S: Final = 2.0  # after a failure; a complaint is forgotten after 15 s, so it has to be repeated sooner
@@ -134,7 +134,7 @@ def main(argv: list[str]) -> int:
     settings = Settings.load()
     set_up(settings.stack.log_level)
     worker = SourceWorker(settings, holder=f"{name}@{socket.gethostname()}:{os.getpid()}")
-    bootstrap.tend(settings, worker.run, worker.stop, role_name=ROLE, name=name, progress=worker.progress)
+    tend(settings, worker.run, worker.stop, role_name=ROLE, name=name, progress=worker.progress)
     return 0
 
 
