@@ -1,6 +1,7 @@
 """Runs the command as a user does: a subprocess, a real Redis, real workers; and leaves no process behind."""
 
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -10,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -19,6 +20,10 @@ import psutil
 import pytest
 import redis
 
+from pipeline.commands.common import print_json
+from pipeline.commands.status import read_status
+from pipeline.redis.attach import attached
+from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 
 # Every process started here, and whatever it starts, carries this name in its environment.
@@ -230,9 +235,14 @@ class Up:
         return found
 
     def status(self) -> dict[str, Any]:
-        done = self.logweir("status", "--json")
-        assert done.returncode == 0, done.stderr
-        return dict(json.loads(done.stdout))
+        """The facts of `logweir status --json`, without its process: a poll of one took 0.7 s of processor
+        time."""
+        settings = Settings.load(environ=environment(self.mark, self.logweir.extra))
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            print_json(asdict(read_status(attached(settings))))
+        facts = dict(json.loads(printed.getvalue()))
+        assert facts["workers"], "the verb ends with 1 then"
+        return facts
 
     def totals(self, workload: str) -> dict[str, int]:
         """Line counters of a workload, straight from the ledger: quicker than a command per poll."""
