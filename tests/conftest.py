@@ -62,8 +62,21 @@ ONE_TRY = re.compile(
 )
 
 
-# Files with the longest first (minutes on quiet cores), so that the processes end at about the same time.
-LONGEST = ("e2e/test_chaos.py", "e2e/test_signals.py", "e2e/test_training.py", "test_readme.py")
+# Files with the longest first (minutes on quiet cores), so that the processes end at about the same time. Of
+# those outside e2e/, the others come in any order, and one that waits for long would end the run alone.
+LONGEST = (
+    "e2e/test_chaos.py",
+    "e2e/test_signals.py",
+    "e2e/test_training.py",
+    "test_readme.py",
+    "workers/test_liveness.py",
+    "ledger/test_crash_points.py",
+    "tasks/test_merging.py",
+    "test_docs.py",
+    "ledger/test_durability.py",
+    "workers/test_flower.py",
+    "workers/intake/test_http.py",
+)
 # These files share one trained stack, so one process runs them all.
 TRAINED = frozenset(f"tests/e2e/test_{name}.py" for name in ("stack", "send", "latency", "bad_input"))
 

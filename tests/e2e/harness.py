@@ -20,6 +20,7 @@ import psutil
 import pytest
 import redis
 
+from pipeline import cli
 from pipeline.commands.common import print_json
 from pipeline.commands.status import read_status
 from pipeline.redis.attach import attached
@@ -141,6 +142,30 @@ class Command:
             done.stdout.decode("utf-8", "replace"),
             done.stderr.decode("utf-8", "replace"),
         )
+
+    def inside(self, *args: object) -> "subprocess.CompletedProcess[str]":
+        """The same in this process, for what is refused at once: the imports of a verb take a process up to
+        0.7 s of a processor."""
+        variables = environment(self.mark, self.extra)
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            contextlib.redirect_stdout(io.StringIO()) as out,
+            contextlib.redirect_stderr(io.StringIO()) as err,
+        ):
+            for name in os.environ.keys() - variables.keys():
+                patch.delenv(name)
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            patch.chdir(self.cwd)
+            try:
+                code: Any = cli.main([*map(str, args)])
+            except SystemExit as refused:  # by argparse
+                code = refused.code
+            finally:
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
+        return subprocess.CompletedProcess(args, code, out.getvalue(), err.getvalue())
 
     def start(self, *args: object, **env: str) -> "subprocess.Popen[bytes]":
         """The same in the background; output goes to files `out` and `err` in the directory of the

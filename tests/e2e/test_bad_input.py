@@ -33,7 +33,7 @@ def test_files_that_cannot_be_read_are_refused_in_one_sentence(
         ("missing.log", "does not exist"), ("folder", "has no text log"), ("binary.log", "binary"),
         ("nothing*.log", "matches no file"), ("/dev/null/x", "cannot be looked at"),
     ):  # fmt: skip
-        said = sentence(logweir(verb, name))
+        said = sentence(logweir.inside(verb, name))
         assert name in said and word in said and ";" in said, said
     assert not (logweir.cwd / "logweir-out").exists()
 

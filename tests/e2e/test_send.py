@@ -183,7 +183,7 @@ def test_results_since_counts_back_from_now(trained: Up) -> None:
 )
 def test_what_makes_no_sense_is_refused_with_exit_code_2(trained: Up, args: list[str], word: str) -> None:
     (trained.folder / "in.log").write_text("x\n")
-    done = trained.logweir(*args)
+    done = trained.logweir.inside(*args)
     assert done.returncode == 2, (done.stdout, done.stderr)
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("logweir") and word in last and "Traceback" not in done.stderr

@@ -262,7 +262,7 @@ def test_a_live_model_whose_files_break_is_replaced_by_the_one_before_and_status
 def test_what_cannot_be_done_is_refused_in_one_sentence_with_the_remedy(
     lab: Lab, args: list[str], code: int, words: tuple[str, ...]
 ) -> None:
-    said = sentence(lab.up.logweir(*args), code)
+    said = sentence(lab.up.logweir.inside(*args), code)
     assert all(word in said for word in words), said
 
 
