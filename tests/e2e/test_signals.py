@@ -109,24 +109,23 @@ def test_when_every_model_is_damaged_on_disk_lines_wait_until_another_one_is_tra
     assert rows["model_version"].unique().to_list() == [busy.status()["model"]["version"]] != [live]
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143), (signal.SIGHUP, 143)]
-)
-def test_a_signal_ends_the_stack_with_every_process_and_no_half_written_file(
-    number: signal.Signals, code: int
-) -> None:
-    with running({"LOGWEIR_INTERNAL_BATCH_RECORDS": "10"}) as up:
-        done = up.logweir("send", up.write(ordinary(600)), "--workload", "w")
-        assert done.returncode == 0, done.stderr
-        assert up.stop(number) == code
-        assert not list(up.data.rglob("*.part"))
-        assert not (up.data / "stack.json").exists()
-        assert "Traceback" not in up.err()
-        if number is signal.SIGTERM:  # what was accepted is stored by the next one
-            again = Up(up.folder, {"LOGWEIR_INTERNAL_BATCH_RECORDS": "10"}).wait_ready()
-            assert again.settled("w")["stored"] == 600
-            assert again.rows("w")["record_id"].n_unique() == again.rows("w").height == 600
-            assert again.stop() == 0
+def test_each_signal_ends_the_stack_with_every_process_and_the_next_one_stores_what_was_accepted() -> None:
+    env, sent = {"LOGWEIR_INTERNAL_BATCH_RECORDS": "10"}, 0
+    with running(env) as first:
+        up = first
+        for number, code in ((signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGINT, 0)):
+            if sent:
+                up = Up(up.folder, env).wait_ready()
+                assert up.settled("w")["stored"] == sent
+                assert up.rows("w")["record_id"].n_unique() == up.rows("w").height == sent
+            path = up.write(ordinary(600, start=sent), f"{number.name}.log")
+            done = up.logweir("send", path, "--workload", "w")
+            assert done.returncode == 0, done.stderr
+            sent += 600
+            assert up.stop(number) == code, number
+            assert not list(up.data.rglob("*.part"))
+            assert not (up.data / "stack.json").exists()
+            assert "Traceback" not in up.err()
 
 
 def test_a_supervisor_that_is_killed_outright_leaves_no_orphan_and_its_successor_goes_on() -> None:
