@@ -21,6 +21,7 @@ import redis
 
 from pipeline.controller.watchlist import Watchlist
 from pipeline.errors import BadInput, RedisUnavailable
+from pipeline.ledger.intake import CursorStep
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.submit import Submit
 from pipeline.records.batch import MAX_NAME, SEVERAL, Batch, Purpose, digest, utc_now
@@ -199,18 +200,30 @@ class Producer:
         return answer
 
     def accept_all(
-        self, batches: Sequence[Batch], requests: Sequence[RequestIdentity], *, backfill: bool = False
+        self,
+        batches: Sequence[Batch],
+        requests: Sequence[RequestIdentity],
+        *,
+        dead: Mapping[str, str] | None = None,
+        backfill: bool = False,
+        step: CursorStep | None = None,
     ) -> Accepted | Full | Known:
         """The batches of several requests to the intake, all or none. They belong to this producer's cell.
 
-        Known: some of the requests are in already and nothing was taken. Raises RedisUnavailable when it is
-        unknown whether the batches are in: accept the same ones again."""
+        Known: some of the requests are in already and nothing was taken. `dead` and `step`: see
+        Intake.accept_all. Raises RedisUnavailable when it is unknown whether the batches are in: accept the
+        same ones again."""
         with _explained():
-            skip = {batch.batch_id for batch in batches if self._is_skipped(batch)}
-            answer = self.ledger.intake.accept_all(batches, requests, skip=skip, backfill=backfill)
+            dead = dead or {}
+            skip = {
+                batch.batch_id for batch in batches if self._is_skipped(batch) and batch.batch_id not in dead
+            }
+            answer = self.ledger.intake.accept_all(
+                batches, requests, skip=skip, dead=dead, backfill=backfill, step=step
+            )
         if isinstance(answer, Accepted) and not answer.duplicate:
             for batch in batches:
-                if batch.batch_id not in skip:
+                if batch.batch_id not in skip and batch.batch_id not in dead:
                     self._wake(batch, backfill=backfill)
         return answer
 

@@ -59,16 +59,29 @@ class NewBatchArgs(msgspec.Struct, frozen=True, kw_only=True):
     shares: list[ShareArgs]
     meta: str
     skip: bool  # only count its lines
+    dead: str  # why it cannot be read: a dead letter from the start; "" for all others
+
+
+class MoveCursorArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """Moves a cursor without batches (move_cursor.lua)."""
+
+    cursor_key: str
+    cursor: str
+    after: str  # where the cursor stands, "" for none
+    lost: int  # records in between that were removed before they were read
 
 
 class AcceptManyArgs(GateArgs, frozen=True, kw_only=True):
-    """Takes the batches of several requests in (accept_many.lua)."""
+    """Takes the batches of several requests or of a source in (accept_many.lua)."""
 
     batches: list[NewBatchArgs]
     requests: list[NewRequestArgs]
     slot_ms: int  # identities are remembered for at least so long
     slot_identities: int  # at most
     skip_keep_s: int
+    cursor_key: str
+    cursor: str | None  # None: the batches are those of requests
+    after: str
 
 
 class ClaimArgs(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,8 +35,11 @@ class DeadLetters:
             return None
         try:
             records = self.payload(batch_id)
-            pushed = isinstance(records, PushedLines | PushedRecords)
-            first_line = 1 if pushed else int(records["line"].min() or 0)  # type: ignore[index,arg-type]
+            if isinstance(records, PushedLines | PushedRecords):
+                places = records.places if isinstance(records, PushedRecords) else None
+                first_line = min(places or (1,))
+            else:
+                first_line = int(records["line"].min() or 0)  # type: ignore[arg-type]
         except (BadPayload, TooNew):
             first_line = 0
         try:

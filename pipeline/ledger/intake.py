@@ -1,11 +1,19 @@
 """Intake: takes batches in, moves source cursors with them, and applies back-pressure."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pipeline.errors import BadInput, CursorMoved
-from pipeline.ledger.arguments import AcceptArgs, AcceptManyArgs, NewBatchArgs, NewRequestArgs, ShareArgs
+from pipeline.ledger.arguments import (
+    AcceptArgs,
+    AcceptManyArgs,
+    MoveCursorArgs,
+    NewBatchArgs,
+    NewRequestArgs,
+    ShareArgs,
+)
 from pipeline.ledger.store import LedgerStore, text
 from pipeline.records.batch import SEVERAL, Batch
 from pipeline.records.delivery import (
@@ -34,6 +42,15 @@ MAX_BACKOFF: Final = 4
 # Shippers repeat a request within minutes. The number bounds Redis: 20 MiB a slot, and there are two.
 IDENTITY_SLOT_MS: Final = 600_000
 MAX_IDENTITIES: Final = 200_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CursorStep:
+    """The cursor of a source moves from `after` ("": there is none yet) to `cursor`."""
+
+    key: str
+    cursor: str
+    after: str
 
 
 class Intake:
@@ -105,12 +122,7 @@ class Intake:
             case "full":
                 return self._full(int(answer[1]), int(answer[2]), text(answer[3]))
             case "moved":
-                raise CursorMoved(
-                    f"{batch.source} goes on from another place than batch {bid}: Redis lost its last "
-                    "moments, "
-                    "or somebody else reads the same",
-                    text(answer[1]),
-                )
+                raise _moved(batch, text(answer[1]))
             case _:
                 raise BadInput(f"batch id {bid!r} was accepted before with other content; use a new id")
 
@@ -120,13 +132,17 @@ class Intake:
         requests: Sequence[RequestIdentity],
         *,
         skip: Collection[str] = (),
+        dead: Mapping[str, str] | None = None,
         backfill: bool = False,
+        step: CursorStep | None = None,
     ) -> Accepted | Full | Known:
         """Takes the batches of several requests in, all or none, and remembers the requests. Idempotent by
         the ids and contents of the batches, and by request.
 
-        `skip`: ids of batches whose lines are only counted. Raises RedisUnavailable as `accept` does: accept
-        the same batches again, and they are in once."""
+        `skip`: ids of batches whose lines are only counted. `dead`: why batches cannot be read, by id; they
+        are dead letters at once. `step`: the cursor moves with the batches; raises CursorMoved where it
+        stands elsewhere. Raises RedisUnavailable as `accept` does: accept the same batches again, and they
+        are in once."""
         k = self.keys
         packed = [pack(batch) for batch in batches]
         shares = [_shares(batch, one) for batch, one in zip(batches, packed, strict=True)]
@@ -141,6 +157,7 @@ class Intake:
                     shares=parts,
                     meta=Meta.of(batch).dump(),
                     skip=batch.batch_id in skip,
+                    dead=(dead or {}).get(batch.batch_id, ""),
                 )
                 for batch, one, parts in zip(batches, packed, shares, strict=True)
             ],
@@ -149,8 +166,11 @@ class Intake:
             slot_identities=MAX_IDENTITIES,
             **self._limits(backfill=backfill),
             skip_keep_s=KEEP_DONE_S,
+            cursor_key=step.key if step else "",
+            cursor=step.cursor if step else None,
+            after=step.after if step else "",
         )
-        keys = [k.due, k.counts, k.workloads, k.closed, k.dead, k.intake("young"), k.intake("old")]
+        keys = [k.due, k.counts, k.workloads, k.closed, k.dead, k.intake("young"), k.intake("old"), k.cursors]
         for batch, parts in zip(batches, shares, strict=True):
             keys += [k.batch(batch.batch_id), k.payload(batch.batch_id)]
             keys += [k.totals(part.workload) for part in parts]
@@ -158,7 +178,7 @@ class Intake:
             "ledger/accept_many",
             keys,
             [named_arguments(args), *(one.blob for one in packed)],
-            replicas=self.store.settings.redis.replicas_ack,
+            replicas=0 if step else self.store.settings.redis.replicas_ack,
             mark=k.acknowledged,
         )
         match text(answer[0]):
@@ -166,6 +186,8 @@ class Intake:
                 return Known(duplicates=tuple(map(int, answer[1])), conflicts=tuple(map(int, answer[2])))
             case "full":
                 return self._full(int(answer[1]), int(answer[2]), text(answer[3]))
+            case "moved":
+                raise _moved(batches[0], text(answer[1]))
             case "repeated":
                 return Accepted(batch_id=batches[0].batch_id, duplicate=True)
             case _:
@@ -273,9 +295,24 @@ class Intake:
         values = self.store.ask(self.client.hmget, self.keys.cursors, list(cursor_keys))
         return [None if value is None else text(value) for value in values]
 
+    def move_cursor(self, step: CursorStep, *, lost: int = 0) -> str:
+        """Moves a cursor where there is nothing to take in, if it stands at `step.after`. `lost` counts
+        records that are skipped for good. Answers where the cursor stands now."""
+        args = MoveCursorArgs(cursor_key=step.key, cursor=step.cursor, after=step.after, lost=lost)
+        keys = [self.keys.cursors, self.keys.counts]
+        return text(self.store.scripts.run("ledger/move_cursor", keys, [named_arguments(args)]))
+
     def forget_cursor(self, cursor_key: str) -> None:
         """Forgets the position of a source that cannot be read again, such as a pipe."""
         self.store.ask(self.client.hdel, self.keys.cursors, cursor_key)
+
+
+def _moved(batch: Batch, cursor: str) -> CursorMoved:
+    return CursorMoved(
+        f"{batch.source} goes on from another place than batch {batch.batch_id}: Redis lost its last moments, "
+        "or somebody else reads the same",
+        cursor,
+    )
 
 
 def _shares(batch: Batch, packed: Packed) -> list[ShareArgs]:

@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 import redis
 
+from pipeline.errors import CursorMoved
 from pipeline.ledger import intake
+from pipeline.ledger.intake import CursorStep
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.submit import Submit
 from pipeline.producer import Producer
@@ -125,3 +127,74 @@ def test_a_producer_skips_unwatched_workloads_of_a_step(settings: Settings, clie
     assert isinstance(answer, Accepted)
     totals = ledger.backlog.totals()
     assert (totals["shop"].get("skipped", 0), totals["noise"]["skipped"]) == (0, 1)
+
+
+# ---- batches of a place in a source ---------------------------------------------------------------
+
+
+def step(cursor: str, after: str = "") -> CursorStep:
+    return CursorStep(key="s", cursor=cursor, after=after)
+
+
+def test_a_cursor_moves_with_all_batches_of_its_step(ledger: Ledger) -> None:
+    ours = [batch("b1"), batch("b2", workload="till")]
+    assert isinstance(ledger.intake.accept_all(ours, (), step=step("10")), Accepted)
+    assert ledger.intake.cursor("s") == "10" and waiting(ledger) == {"b1", "b2"}
+    again = ledger.intake.accept_all(ours, (), step=step("10"))  # only the answer was lost
+    assert again == Accepted(batch_id="b1", duplicate=True)
+    assert isinstance(ledger.intake.accept_all([batch("b3")], (), step=step("20", "10")), Accepted)
+    assert ledger.intake.cursor("s") == "20"
+
+
+def test_a_step_from_another_place_takes_nothing_in(ledger: Ledger) -> None:
+    ledger.intake.accept_all([batch("b1")], (), step=step("10"))
+    for wrong in (step("10"), step("30", "20")):
+        with pytest.raises(CursorMoved) as caught:
+            ledger.intake.accept_all([batch("b2")], (), step=wrong)
+        assert caught.value.cursor == "10"
+    assert waiting(ledger) == {"b1"} and ledger.intake.cursor("s") == "10"
+
+
+def test_a_full_pipeline_keeps_the_cursor(ledger: Ledger) -> None:
+    ledger.intake.pause("a test")
+    assert isinstance(ledger.intake.accept_all([batch("b1")], (), step=step("10")), Full)
+    assert ledger.intake.cursor("s") is None
+
+
+def test_a_source_that_was_set_back_takes_in_what_is_new(ledger: Ledger) -> None:
+    ledger.intake.accept_all([batch("b1")], (), step=step("10"))
+    ledger.intake.forget_cursor("s")
+    ledger.intake.accept_all([batch("b1"), batch("b2")], (), step=step("20"))
+    assert waiting(ledger) == {"b1", "b2"} and ledger.intake.cursor("s") == "20"
+    assert ledger.backlog.totals()["shop"]["accepted"] == 2
+
+
+def test_a_batch_that_cannot_be_read_is_a_dead_letter_at_once(ledger: Ledger) -> None:
+    answer = ledger.intake.accept_all(
+        [batch("good"), batch("bad", "x", "y")], (), dead={"bad": "offset 3: no text"}, step=step("10")
+    )
+    assert isinstance(answer, Accepted) and answer.pending_batches == 1 and waiting(ledger) == {"good"}
+    (letter,) = ledger.dead_letters.newest()
+    assert (letter.batch_id, letter.reason, letter.lines) == ("bad", "offset 3: no text", 2)
+    totals = ledger.backlog.totals()["shop"]
+    assert (totals["accepted"], totals["dead"]) == (3, 2)
+    counts = ledger.client.hgetall(ledger.keys.counts)
+    assert int(counts[b"dead_bytes"]) > 0 and int(counts[b"batches"]) == 1  # type: ignore[index]
+    assert ledger.dead_letters.retry("bad") and waiting(ledger) == {"good", "bad"}
+    assert ledger.backlog.totals()["shop"]["dead"] == 0
+    counts = ledger.client.hgetall(ledger.keys.counts)
+    assert (int(counts[b"dead_bytes"]), int(counts[b"batches"])) == (0, 2)  # type: ignore[index]
+
+
+def test_a_discarded_unreadable_batch_is_counted(ledger: Ledger) -> None:
+    ledger.intake.accept_all([batch("bad")], (), dead={"bad": "no text"}, step=step("1"))
+    assert ledger.dead_letters.discard("bad")
+    totals = ledger.backlog.totals()["shop"]
+    assert (totals["accepted"], totals["dead"], totals["discarded"]) == (1, 0, 1)
+
+
+def test_a_cursor_moves_alone_by_compare_and_set_and_counts_what_is_lost(ledger: Ledger) -> None:
+    assert ledger.intake.move_cursor(step("5")) == "5"
+    assert ledger.intake.move_cursor(step("9"), lost=4) == "5"
+    assert ledger.intake.move_cursor(step("9", "5"), lost=4) == "9"
+    assert int(ledger.client.hget(ledger.keys.counts, "source_lost") or 0) == 4  # type: ignore[arg-type]

@@ -34,6 +34,23 @@ local function skip_batch(b, keys, keep_s)
     redis.call('HSET', keys.totals[i], 'last_ms', now_ms())
   end
 end
+-- A batch whose records cannot be read: a dead letter from the start, with its payload. It has one share.
+local function bury_batch(a, b, keys, payload)
+  local now = now_ms()
+  begin_batch(b, { state = 'dead', workload = b.workload, meta = b.meta, accepted_ms = now, attempts = 0, kind = 'fresh',
+    backfill = a.backfill and '1' or '' }, keys, payload, now)
+  redis.call('ZREM', keys.due, b.batch_id)
+  redis.call('HSET', keys.batch, 'error', b.dead, 'dead_ms', now, 'died_in', a.stage, 'dead_bytes', #payload)
+  redis.call('ZADD', keys.dead, now, b.batch_id)
+  redis.call('HINCRBY', keys.counts, 'dead_bytes', #payload)
+  for i, share in ipairs(b.shares) do
+    redis.call('SADD', keys.workloads, share.workload)
+    redis.call('HINCRBY', keys.totals[i], 'accepted', share.lines)
+    redis.call('HINCRBY', keys.totals[i], 'accepted_records', share.records)
+    redis.call('HINCRBY', keys.totals[i], 'dead', share.lines)
+    redis.call('HSET', keys.totals[i], 'last_ms', now)
+  end
+end
 local function take_batch(a, b, keys, payload)
   local now = now_ms()
   begin_batch(b, { state = a.stage, workload = b.workload, meta = b.meta, accepted_ms = now, attempts = 0, kind = 'fresh',
