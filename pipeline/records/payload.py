@@ -44,6 +44,11 @@ def pack(batch: Batch) -> Packed:
     )
 
 
+def content_of(workload: str, records: Pushed) -> str:
+    """`content` of the packed batch of these records. Raises UnicodeEncodeError for lone surrogates."""
+    return digest(workload, _CODEC.pack(records))
+
+
 def pack_pushed(records: Pushed) -> bytes:
     """The payload of a batch of these records."""
     return _compressed(_CODEC.pack(records))

@@ -4,6 +4,7 @@ A producer lives inside other people's services, so it only checks and packs. St
 finds the formats and builds the columns of RAW_SCHEMA (sources/pushed.py).
 """
 
+import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -72,6 +73,8 @@ class PushedRecords(msgspec.Struct, frozen=True, array_like=True, tag="records")
     raws: list[str | None] | None = None  # None: the raw text is the message
     workloads: list[str] | None = None  # None: that of the batch
     places: list[int] | None = None  # of each in the batch that it came with; None: from 1 on
+    # As `timestamps`, for records in whose text stage ingest finds no time. A record has one of the two.
+    untimed: list[Annotated[int, msgspec.Meta(ge=EARLIEST, le=LATEST)] | None] | None = None
 
     @property
     def texts(self) -> list[str]:
@@ -93,6 +96,7 @@ class PushedRecords(msgspec.Struct, frozen=True, array_like=True, tag="records")
             self.raws,
             self.workloads,
             self.places,
+            self.untimed,
         )
 
     def take(self, rows: Sequence[int], *, named: bool = False) -> "PushedRecords":
@@ -111,6 +115,7 @@ class PushedRecords(msgspec.Struct, frozen=True, array_like=True, tag="records")
             raws=some(self.raws),
             workloads=some(self.workloads) if named else None,
             places=[row + 1 for row in rows] if self.places is None else some(self.places),
+            untimed=some(self.untimed),
         )
 
     def rows_by_workload(self) -> dict[str, list[int]]:
@@ -139,7 +144,9 @@ class PushedRecords(msgspec.Struct, frozen=True, array_like=True, tag="records")
     @property
     def latest(self) -> datetime | None:
         """The newest timestamp; None where a record has none."""
-        times = [time for time in self.timestamps or (None,) if time is not None]
+        times = [
+            time for column in (self.timestamps, self.untimed) for time in column or () if time is not None
+        ]
         complete = len(times) == len(self.messages)
         return _EPOCH + max(times) * _MICROSECOND if complete else None
 
@@ -148,6 +155,22 @@ class PushedRecords(msgspec.Struct, frozen=True, array_like=True, tag="records")
 
 
 Pushed = PushedLines | PushedRecords
+
+
+def joined_records(parts: Sequence[PushedRecords]) -> PushedRecords:
+    """The records of all parts, in this order. Where one part has places, or names workloads, all do."""
+    if len(parts) == 1:
+        return parts[0]
+    heights = [part.height for part in parts]
+    columns: dict[str, Any] = {}
+    for name in PushedRecords.__struct_fields__:
+        values = [getattr(part, name) for part in parts]
+        if any(value is not None for value in values):
+            filled = (
+                [None] * n if value is None else value for value, n in zip(values, heights, strict=True)
+            )
+            columns[name] = list(itertools.chain.from_iterable(filled))
+    return PushedRecords(**columns)
 
 
 def column_of(values: list[T | None]) -> list[T | None] | None:

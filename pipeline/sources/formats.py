@@ -311,9 +311,12 @@ def parse(
         return _dated(records, arrival)
     todo = records["message"].is_null()
     open_rows = records if unread == records.height else records.filter(todo)
+    open_rows, otherwise = _without_untimed(open_rows)
     parsed = _parse_text(uncoloured(open_rows["raw"]), _ordered(formats), arrived=arrived, zone=zone)
     # values of the producer win
     complete = open_rows.with_columns([_filled(open_rows[name], parsed[name]) for name in _PARSED])
+    if otherwise is not None:
+        complete = complete.with_columns(_filled(complete["timestamp"], otherwise))
     if complete["timestamp"].null_count():
         earlier = pl.col("timestamp").forward_fill()
         packed = complete["source"].null_count() < complete.height
@@ -324,6 +327,16 @@ def parse(
         complete = pl.concat([indexed.filter(~todo), complete.select(indexed.columns)]).sort("_i")
     complete = pl.DataFrame([complete[name] for name in RAW_SCHEMA])
     return _dated(complete, arrival)
+
+
+def _without_untimed(records: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series | None]:
+    """The records without the times that hold only for texts without one (`timed` is false), and those."""
+    if records["timed"].null_count() == records.height:
+        return records, None
+    untimed = pl.col("timed").eq_missing(False)
+    times = records.select(pl.when(untimed).then("timestamp"))["timestamp"]
+    cleared = [pl.when(~untimed).then(name).alias(name) for name in ("timestamp", "timed")]
+    return records.with_columns(cleared), times
 
 
 def _dated(records: pl.DataFrame, arrival: pl.Expr) -> pl.DataFrame:

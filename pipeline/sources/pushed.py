@@ -151,13 +151,26 @@ def _columns(records: PushedRecords) -> pl.DataFrame:
         strict=True,
     )
     n = records.height
+    timestamp, timed = _times(records)
     columns = [
         raw.fill_null(""),
         pl.Series("line", records.places or range(1, n + 1), dtype=pl.UInt64),
         (raw.str.count_matches("\n", literal=True) + 1).cast(pl.UInt32).alias("lines"),
-        pl.Series("timestamp", records.timestamps or [None] * n, dtype=pl.Int64).cast(UTC_US),
-        pl.Series("timed", [None], dtype=pl.Boolean).new_from_index(0, n),
+        timestamp,
+        timed,
         *(pl.Series(name, values or [None] * n, dtype=pl.String) for name, values in texts),
         message,
     ]
     return with_missing_columns(pl.DataFrame(columns))
+
+
+def _times(records: PushedRecords) -> tuple[pl.Series, pl.Series]:
+    """`timestamp` and `timed`, which is false where the time holds only if the text has none."""
+    n = records.height
+    given = pl.Series("timestamp", records.timestamps or [None] * n, dtype=pl.Int64)
+    unknown = pl.Series("timed", [None], dtype=pl.Boolean).new_from_index(0, n)
+    if records.untimed is None:
+        return given.cast(UTC_US), unknown
+    others = pl.Series("timestamp", records.untimed, dtype=pl.Int64)
+    timed = unknown.zip_with(others.is_null(), pl.Series("timed", [False]).new_from_index(0, n))
+    return given.zip_with(given.is_not_null(), others).cast(UTC_US), timed

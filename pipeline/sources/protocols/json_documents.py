@@ -27,8 +27,11 @@ _OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
 _NO_FIELDS: Final = DocumentFields()
 
 
-def posted_documents(lines: Sequence[str], indices: Sequence[str], hints: Hints) -> Decoded:
-    """The records of these lines. `indices`: where the sender wants each, "" for nowhere."""
+def posted_documents(
+    lines: Sequence[str], indices: Sequence[str], hints: Hints, *, places: Sequence[int] | None = None
+) -> Decoded:
+    """The records of these lines. `indices`: where the sender wants each, "" for nowhere. `places`: of each
+    in its source."""
     try:
         documents = [_FIELDS.decode(line) for line in lines]
     except FAULTS:
@@ -54,6 +57,7 @@ def posted_documents(lines: Sequence[str], indices: Sequence[str], hints: Hints)
             timestamps=column_of([times[i] for i in rows]),
             raws=[raws[i] for i in rows],
             workloads=[names[i] for i in rows],
+            places=None if places is None else [places[i] for i in rows],
         ),
         distinct=distinct,
     )

@@ -4,13 +4,13 @@ import itertools
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from pipeline.producer import printable_name
 from pipeline.records.batch import MAX_NAME, SEVERAL, Batch, Purpose, digest
-from pipeline.records.pushed import PushedRecords
+from pipeline.records.pushed import PushedRecords, joined_records
 from pipeline.sources.protocols.contract import Undecodable
 from pipeline.sources.protocols.workloads import UNKNOWN
 
@@ -32,7 +32,20 @@ def window_batches(
     """Ids are new with every call: accept the same batches again, not others of the same records.
 
     `alone`: whether a workload shares its batch with no other."""
-    records = _joined(requests)
+    records = joined_records([_named(request) for request in requests])
+    return [
+        _batch(workload, msgspec.structs.replace(part, places=None), arrived=arrived, zone=zone)
+        for workload, part in parted_records(records, max_records, max_bytes, alone)
+    ]
+
+
+def parted_records(
+    records: PushedRecords,
+    max_records: int,
+    max_bytes: int,
+    alone: Callable[[str], bool] = lambda _: False,
+) -> Iterator[tuple[str, PushedRecords]]:
+    """The records of each batch, and its workload. They keep their places; all name their workloads."""
     sharing: list[int] = []
     found: list[tuple[str, list[int]]] = []
     for workload, rows in records.rows_by_workload().items():
@@ -44,16 +57,14 @@ def window_batches(
     names = {(records.workloads or [])[row] for row in shared}
     if shared:
         found.append((SEVERAL if len(names) > 1 else names.pop(), shared))
-    return [
-        _batch(workload, part, arrived=arrived, zone=zone)
-        for workload, rows in found
-        for part in _cut(_rows_of(records, rows, named=workload == SEVERAL), max_records, max_bytes)
-    ]
+    for workload, rows in found:
+        for part in _cut(_rows_of(records, rows, named=workload == SEVERAL), max_records, max_bytes):
+            yield workload, part
 
 
 def take_rows(records: PushedRecords, rows: Sequence[int]) -> PushedRecords:
     """These rows, with their workloads, as records of another request."""
-    return _rows_of(records, rows, named=True)
+    return msgspec.structs.replace(_rows_of(records, rows, named=True), places=None)
 
 
 def text_size(records: PushedRecords) -> int:
@@ -75,36 +86,17 @@ def with_usable_names(records: PushedRecords) -> PushedRecords:
     return msgspec.structs.replace(records, workloads=[cleaned[name] for name in names])
 
 
+def _named(records: PushedRecords) -> PushedRecords:
+    """With a workload for each record."""
+    if records.workloads is not None:
+        return records
+    return msgspec.structs.replace(records, workloads=[UNKNOWN] * records.height)
+
+
 def _rows_of(records: PushedRecords, rows: Sequence[int], *, named: bool) -> PushedRecords:
     if len(rows) < records.height:
-        return msgspec.structs.replace(records.take(rows, named=named), places=None)
+        return records.take(rows, named=named)
     return records if named else msgspec.structs.replace(records, workloads=None)
-
-
-def _joined(parts: Sequence[PushedRecords]) -> PushedRecords:
-    """The records of several requests; each names its workload."""
-    heights = [part.height for part in parts]
-    named = [part.workloads or [UNKNOWN] * part.height for part in parts]
-    if len(parts) == 1:
-        return msgspec.structs.replace(parts[0], workloads=named[0])
-
-    def column(name: str) -> Any:
-        values = [getattr(part, name) for part in parts]
-        if all(value is None for value in values):
-            return None
-        filled = ([None] * n if value is None else value for value, n in zip(values, heights, strict=True))
-        return list(itertools.chain.from_iterable(filled))
-
-    return PushedRecords(
-        list(itertools.chain.from_iterable(part.messages for part in parts)),
-        timestamps=column("timestamps"),
-        levels=column("levels"),
-        hosts=column("hosts"),
-        processes=column("processes"),
-        services=column("services"),
-        raws=column("raws"),
-        workloads=list(itertools.chain.from_iterable(named)),
-    )
 
 
 def _cut(records: PushedRecords, max_records: int, max_bytes: int) -> Iterator[PushedRecords]:
