@@ -72,7 +72,12 @@ VERBS: Final = (
     ),
     Verb("intake", "intake.verb", flags.intake, "where shippers send lines, and how each of them does"),
     Verb("keys", "intake.keys", flags.keys, "who may send to the intake"),
-    Verb("senders", "intake.senders", None, "who sends to the intake, how much, and who has gone silent"),
+    Verb(
+        "senders",
+        "intake.senders",
+        None,
+        "who sends, how much, who has gone silent, and how far Kafka is read",
+    ),
     Verb("watch", "watch", flags.watch, "whose logs get models by themselves"),
     Verb(
         "train",

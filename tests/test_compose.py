@@ -41,6 +41,7 @@ def test_compose_has_a_service_for_every_role_and_one_image() -> None:
 PROFILES = {
     **{name: ["gpu"] for name in ("agent", "infer-gpu", "train-gpu")},
     "source": ["opensearch"],
+    "kafka": ["kafka"],
     "flower": ["flower"],
     "intake": ["intake"],
 }
@@ -50,7 +51,7 @@ def test_every_setting_reaches_every_service_and_a_user_has_the_last_word() -> N
     names = {ITEMS[name].variable for name in PUBLIC}
     said = {variable: f"of {variable}" for variable in names} | {"REDIS_PASSWORD": "secret"}
     found = compose.services(
-        [ROOT / "docker-compose.yml"], said, profiles=["gpu", "opensearch", "flower", "intake"]
+        [ROOT / "docker-compose.yml"], said, profiles=["gpu", "opensearch", "kafka", "flower", "intake"]
     )
     # A port of a container is open to the others of its network; which one it is, Compose publishes.
     open_to = {

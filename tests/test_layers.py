@@ -39,6 +39,7 @@ HOMES = {
     "drain3": {"drain"},
     "pynvml": {"gpu/node/nvml"},
     "opensearchpy": {"opensearch", "sinks/template_index"},
+    "confluent_kafka": {"sources/kafka/client"},
     "obstore": {"store/bucket"},
     "duckdb": {"sinks/answers/engine"},
     "celery": {"messages", "tasks", "workers"},

@@ -27,6 +27,7 @@ MOST_MIB = 80  # of the base install, dependencies included
 BUILD = "import sys, setuptools.build_meta as b; print(getattr(b, 'build_' + sys.argv[1])(sys.argv[2]))"
 # Distributions that are imported under another name.
 IMPORTED_AS = {
+    "confluent-kafka": "confluent_kafka",
     "nvidia-ml-py": "pynvml",
     "opensearch-py": "opensearchpy",
     "opentelemetry-proto": "opentelemetry",

@@ -89,9 +89,9 @@ def tls_lines(port: int, made: Certificates) -> list[str]:
 
 
 @contextlib.contextmanager
-def tls_door(path: str, made: Certificates, *, ask: bool = False) -> Iterator[int]:
-    """A port of this machine that speaks TLS and hands on to the server on a unix socket; `ask`: clients show
-    theirs."""
+def tls_door(place: str | tuple[str, int], made: Certificates, *, ask: bool = False) -> Iterator[int]:
+    """A port of this machine that speaks TLS and hands on to the server on a unix socket or at an address;
+    `ask`: clients show theirs."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(made.server, made.server.with_suffix(".key"))
     if ask:
@@ -105,7 +105,7 @@ def tls_door(path: str, made: Certificates, *, ask: bool = False) -> Iterator[in
                 while True:
                     line, _ = door.accept()
                     open_lines.add(line)
-                    threading.Thread(target=_carry, args=(line, context, path), daemon=True).start()
+                    threading.Thread(target=_carry, args=(line, context, place), daemon=True).start()
 
         threading.Thread(target=serve, daemon=True).start()
         yield door.getsockname()[1]
@@ -115,10 +115,11 @@ def tls_door(path: str, made: Certificates, *, ask: bool = False) -> Iterator[in
                 line.shutdown(socket.SHUT_RDWR)
 
 
-def _carry(line: socket.socket, context: ssl.SSLContext, path: str) -> None:
+def _carry(line: socket.socket, context: ssl.SSLContext, place: str | tuple[str, int]) -> None:
     """Bytes of one connection, both ways, until one side hangs up."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as server, line:
-        server.connect(path)
+    kind = socket.AF_UNIX if isinstance(place, str) else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(kind) as server, line:
+        server.connect(place)
         with context.wrap_socket(line, server_side=True) as client:
             while True:
                 # What TLS has unpacked already is not seen by select.

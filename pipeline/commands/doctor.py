@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pipeline.commands.common import display, out, print_json, settings_of
 from pipeline.errors import LogweirError
 from pipeline.settings import Settings
+from pipeline.settings.kafka import KafkaSource, kafka_sources
 from pipeline.units import plural
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def _checks(settings: Settings) -> "list[dict[str, Any]]":
     found += _redis_checks(settings)
     if settings.opensearch.url is not None:
         found += _opensearch_checks(settings)
+    found += _kafka_checks(settings)
     found.append(_place("data directory", settings.data.dir, "--data-dir"))
     if settings.data.store_url is not None:
         found.append(_store_check(settings))
@@ -272,3 +274,33 @@ def _opensearch_checks(settings: Settings) -> list[dict[str, Any]]:
     if settings.opensearch.source:
         check_health("OpenSearch source", source)
     return found
+
+
+def _kafka_checks(settings: Settings) -> list[dict[str, Any]]:
+    """Whether the topics of each address can be read; no group of Kafka learns of it."""
+    return [_kafka_check(source) for source in kafka_sources(settings.kafka.source)]
+
+
+def _kafka_check(source: KafkaSource) -> dict[str, Any]:
+    place = f"Kafka at {source.servers}"
+    try:
+        from pipeline.sources.kafka.client import KafkaCluster
+
+        cluster = KafkaCluster(source)
+    except ModuleNotFoundError:
+        return {"what": place, "ok": False, "found": "not installed; run: pip install 'logweir[kafka]'"}
+    except LogweirError as exc:
+        return {"what": place, "ok": False, "found": str(exc)}
+    try:
+        _, topics = cluster.look()
+        for topic in topics:
+            cluster.span((topic.name, 0))
+    except LogweirError as exc:
+        return {"what": place, "ok": False, "found": str(exc)}
+    finally:
+        cluster.close()
+    if not topics:
+        return {"what": place, "ok": False, "found": f"no topic is called {' or '.join(source.topics)}"}
+    counts = ", ".join(f"{topic.name} ({plural(topic.partitions, 'partition')})" for topic in topics[:5])
+    more = f" and {len(topics) - 5} more" if len(topics) > 5 else ""
+    return {"what": place, "ok": True, "found": f"{counts}{more} can be read"}

@@ -44,6 +44,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "gpu": ("pynvml",),
     "opensearch": ("opensearchpy",),
+    "kafka": ("confluent_kafka",),
     "s3": ("obstore",),
     "delta": ("deltalake",),
 }

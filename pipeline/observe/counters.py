@@ -47,9 +47,11 @@ PROTOCOLS: Final = ("otlp", "bulk", "loki", "hec", "lines", "journal", "syslog",
 # The end of a request. away: Redis did not answer. conflict: its key was used for another body. refused: it
 # cannot be decoded, is too large or too slow, or has no key.
 REQUESTS: Final = ("accepted", "duplicate", "full", "away", "conflict", "refused", "failed")
+# Of a record of Kafka. tombstone: it has no value. unreadable: a dead letter.
+KAFKA_OUTCOMES: Final = ("read", "tombstone", "unreadable", OTHER)
 ROLES: Final = (
     "ingest", "infer-cpu", "infer-gpu", "drain", "store", "train", "train-gpu",
-    "reader", "beat", "source", "agent", "metrics", "intake", OTHER,
+    "reader", "beat", "source", "kafka", "agent", "metrics", "intake", OTHER,
 )  # fmt: skip
 
 
@@ -186,6 +188,11 @@ MESSAGES_SHORTENED: Final = Meter(
     about="Messages longer than 64 KiB, stored without their end.",
     labels={"protocol": PROTOCOLS},
 )
+KAFKA_RECORDS: Final = Meter(
+    name="logweir_kafka_records_total",
+    about="Records of Kafka by what became of them.",
+    labels={"outcome": KAFKA_OUTCOMES},
+)
 METERS: Final = tuple(value for value in list(globals().values()) if isinstance(value, Meter))
 
 
@@ -283,6 +290,13 @@ def messages_dropped(protocol: str, count: int) -> None:
 def messages_shortened(protocol: str, count: int) -> None:
     """So many messages lost their end."""
     _count(MESSAGES_SHORTENED, count, protocol)
+
+
+def kafka_read(records: int, *, tombstones: int, unreadable: int) -> None:
+    """So many records of Kafka are in."""
+    _count(KAFKA_RECORDS, records, "read")
+    _count(KAFKA_RECORDS, tombstones, "tombstone")
+    _count(KAFKA_RECORDS, unreadable, "unreadable")
 
 
 def started(role: str) -> None:

@@ -85,7 +85,7 @@ class Keys:
         "commit, dead letter, bisection")
     dead = Key("zset id -> ms", "dead letters", "ledger/retry.lua, ledger/discard.lua")
     warming = Key("zset id -> ms", "batches stored without a verdict", "ledger/rescore.lua")
-    counts = Key("hash", "batches and bytes in flight, batches per stage, bytes of dead letters",
+    counts = Key("hash", "batches and bytes in flight, batches per stage, bytes of dead letters, lost",
         "fixed fields")
     closed = Key("string", "the closed intake gate: since when and why, JSON",
         "Intake.resume; 90 s where `stop` set it and died")
@@ -118,6 +118,11 @@ class Keys:
     lease = KeyFamily("<resource>", "hash", "holder, token, deadline",
         "every lease script expires it on Redis time")
     tokens = Key("hash resource -> n", "the newest fencing token", "never deleted")
+    shares = KeyFamily("<source>, :readers", "hash partition -> JSON, zset reader -> ms",
+        "the reader of each partition, and the readers that live (redis/partition_leases.py)",
+        "leases/share.lua drops what expired; TTL ten lease TTLs")
+    kafka = Key("hash source -> JSON", "how far each partition of Kafka is read, and by whom",
+        "one per partition; a day after its last report")
     epoch = Key("hash", "the replication id of Redis; the end of the quarantine after a change", "one")
     model_names = Key("set", "models that were ever published", "one per model")
     model_faults = Key("hash `version machine` -> JSON", "versions that a machine cannot read, and why",

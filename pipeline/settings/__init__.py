@@ -20,6 +20,7 @@ import msgspec
 
 from pipeline.errors import BadSetting
 from pipeline.settings import listeners
+from pipeline.settings.kafka import kafka_sources, masked_sources
 from pipeline.settings.values import (
     check_opensearch_url,
     check_url,
@@ -40,7 +41,14 @@ ALIASES: Final = {
 }
 # Never shown, not even in a message about their own type.
 SECRETS: Final = frozenset(
-    {"redis_url", "flower_auth", "opensearch_url", "opensearch_password", "opensearch_read_password"}
+    {
+        "redis_url",
+        "flower_auth",
+        "opensearch_url",
+        "opensearch_password",
+        "opensearch_read_password",
+        "kafka_source",
+    }
 )
 SINKS: Final = ("parquet", "opensearch")
 # All processes of one GPU pool need these alike: each of them plans.
@@ -58,6 +66,9 @@ Words = tuple[str, ...]
 
 # In a group, and yet no setting: `logweir run` hands it to its processes.
 PRIVATE: Final = frozenset({"results_dir"})
+
+# How a secret is shown that is not all of a value.
+_SHOWN: Final = {"redis_url": masked_url, "opensearch_url": masked_url, "kafka_source": masked_sources}
 
 DAY_S: Final = 86_400
 _TRUTH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
@@ -321,6 +332,17 @@ class OpenSearchSettings(Group, frozen=True, rename=lambda name: f"opensearch_{n
             check_opensearch_url(self.url)
 
 
+class KafkaSettings(Group, frozen=True, rename=lambda name: f"kafka_{name}"):
+    """Topics of Kafka to read."""
+
+    source: Annotated[
+        str | None, says("topics that the stack reads, kafka://broker:9092/app-logs?start=latest")
+    ] = None
+
+    def __post_init__(self) -> None:
+        kafka_sources(self.source)
+
+
 class InternalSettings(Group, frozen=True):
     """No settings: constants that tests and benches shorten, or that one process hands to another.
 
@@ -385,6 +407,7 @@ class Settings:
     watch: WatchSettings
     gpu: GpuSettings
     opensearch: OpenSearchSettings
+    kafka: KafkaSettings
     internal: InternalSettings
 
     def __init__(self, **values: Any) -> None:
@@ -428,7 +451,7 @@ class Settings:
         shown = self.flat()
         for name in SECRETS:
             if shown[name] is not None:
-                shown[name] = masked_url(shown[name]) if name.endswith("_url") else "***"
+                shown[name] = _SHOWN.get(name, _hidden)(shown[name])
         return f"Settings({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
 
     def policy(self) -> dict[str, Any]:
@@ -464,6 +487,10 @@ class Settings:
         values = {_item(name, public=True).name: value for name, value in values.items()} | _internal(env)
         # An empty text unsets a setting that may be absent.
         return cls(**{k: None if v == "" and ITEMS[k].optional else v for k, v in values.items()})
+
+
+def _hidden(_value: str) -> str:
+    return "***"
 
 
 class Item(NamedTuple):

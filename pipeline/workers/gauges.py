@@ -18,6 +18,7 @@ from pipeline.redis.keys import WORKER_TTL_S
 from pipeline.redis.shards import of_shard
 from pipeline.settings import MAX_SHARDS, Settings
 from pipeline.workers.intake.senders import silent_senders
+from pipeline.workers.kafka.progress import read_partitions
 
 # (name of the metric, values of its labels) -> value
 Values = dict[tuple[str, tuple[str, ...]], float]
@@ -28,6 +29,8 @@ Answers = Mapping[str | tuple[str, object], Any]
 GROWING: Final = ("accepted", "stored", "skipped", "discarded", "anomalous", "normal", "unclassified")
 PASSING: Final = ("dead", "warming")
 CLASSES: Final = ("fresh", "backfill")
+LAG_SHOWN: Final = 200
+LAG_KNOWN_MS: Final = 60_000  # a reader reports every other second
 TROUBLES: Final = (*STAGES, "source", "templates", "model", OTHER)
 
 
@@ -70,6 +73,15 @@ IDENTITIES_EARLY: Final = _counter(
 )
 SILENT_SENDERS: Final = _gauge(
     "intake_silent_senders", "Senders to the intake that sent for an hour and fell silent today."
+)
+KAFKA_LAG: Final = _gauge(
+    "kafka_lag_records",
+    "Records of a partition that wait in Kafka; of the 200 that lag most.",
+    topic=(),
+    partition=(),
+)
+SOURCE_LOST: Final = _counter(
+    "source_lost_total", "Records of Kafka that were removed there before they were read."
 )
 WORKERS: Final = _gauge("workers", "Worker processes that live.", role=ROLES)
 LEADER: Final = _gauge(
@@ -146,6 +158,7 @@ def set_state(values: Values, found: Answers, now: int, shards: int) -> None:
     """Gauges of the first round trip of a scrape. `now` in ms."""
     _set_in_flight(values, found, shards)
     set_value(values, SILENT_SENDERS, silent_senders(found["senders"] or (), now))
+    _set_lag(values, found, now)
     _set_processes(values, found, now, shards)
     _set_redis(values, found)
     _set_watching(values, found, now)
@@ -158,6 +171,7 @@ def _set_in_flight(values: Values, found: Answers, shards: int) -> None:
     set_value(values, PENDING_BYTES, int(counts.get("bytes", 0)))
     set_value(values, IDENTITIES, sum(found["identities", slot] or 0 for slot in ("young", "old")))
     set_value(values, IDENTITIES_EARLY, int(counts.get("identities_early", 0)))
+    set_value(values, SOURCE_LOST, int(counts.get("source_lost", 0)))
     set_value(values, DEAD_BYTES, int(counts.get("dead_bytes", 0)))
     set_value(values, DEAD, found["dead"] or 0)
     set_value(values, WARMING, found["warming"] or 0)
@@ -165,6 +179,15 @@ def _set_in_flight(values: Values, found: Answers, shards: int) -> None:
     set_value(values, UNACKED, found["unacked"] or 0)
     for queue in all_queues(shards):
         set_value(values, QUEUED, found["queue", queue] or 0, queue)
+
+
+def _set_lag(values: Values, found: Answers, now: int) -> None:
+    """Topics are no closed set, but few: an operator names them."""
+    live = [one for one in read_partitions(found["kafka"] or ()) if now - one.at_ms < LAG_KNOWN_MS]
+    for one in live[:LAG_SHOWN]:
+        labels = (one.topic, str(one.partition))
+        also = values.get((KAFKA_LAG.name, labels), 0)  # of the same name in another cluster
+        set_value(values, KAFKA_LAG, one.lag + also, *labels)
 
 
 def _set_processes(values: Values, found: Answers, now: int, shards: int) -> None:

@@ -151,6 +151,7 @@ class Scrape:
         for slot in ("young", "old"):
             ask(("identities", slot), "HLEN", k.intake(slot))
         ask("senders", "HVALS", k.senders)
+        ask("kafka", "HVALS", k.kafka)
         ask("trouble", "GET", k.trouble)
         for shard in range(self.settings.drain.shards):
             lease = k.lease(of_shard(DRAIN, shard))

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -40,6 +41,8 @@ from pipeline.workers import agent, roles, sockets, source
 from pipeline.workers import metrics as exporter_process
 from pipeline.workers.gauges import LINES_TOTAL, SHOWN
 from pipeline.workers.intake import server as intake_process
+from pipeline.workers.kafka import process as kafka
+from pipeline.workers.kafka.progress import PartitionProgress, report
 from pipeline.workers.scrape import Scrape
 from pipeline.workers.stack.private_redis import PrivateRedis
 
@@ -326,7 +329,7 @@ def test_who_leads_who_works_and_what_is_wrong_is_told(client: "redis.Redis", se
 
 
 def test_the_labels_know_every_role_and_every_stage() -> None:
-    others = {"beat", agent.ROLE, exporter_process.ROLE, intake_process.ROLE, source.ROLE}
+    others = {"beat", agent.ROLE, exporter_process.ROLE, intake_process.ROLE, source.ROLE, kafka.ROLE}
     assert set(metrics.ROLES) == {*roles.ROLES, *others, metrics.OTHER}
     assert tuple(Stage) == metrics.STAGES
 
@@ -335,6 +338,21 @@ def test_a_meter_is_a_counter_where_its_name_says_total_and_a_histogram_where_it
     for meter in (*metrics.METERS, *SHOWN):
         assert (meter.kind is metrics.MeterKind.COUNTER) == meter.name.endswith("_total"), meter.name
         assert (meter.kind is metrics.MeterKind.HISTOGRAM) == bool(meter.buckets), meter.name
+
+
+def lagging(topic: str) -> PartitionProgress:
+    now_ms = round(time.time() * 1000)
+    return PartitionProgress(
+        topic=topic,
+        partition=0,
+        servers="secret",
+        offset=1,
+        end=2,
+        lines=0,
+        reader="secret",
+        token=1,
+        at_ms=now_ms,
+    )
 
 
 def test_every_label_is_of_a_closed_set_whatever_redis_holds(
@@ -353,6 +371,10 @@ def test_every_label_is_of_a_closed_set_whatever_redis_holds(
     client.hset(keys.workers, "broken", "{")
     client.hset(keys.model(), mapping={"version": "m000001-0a1b2c3d", "published_ms": ledger.store.now_ms()})
     client.hset(keys.model("own/secret"), mapping={"version": "m000002-0a1b2c3d"})
+    report(client, settings, {"of app": lagging("app")})
+    client.hset(keys.kafka, "broken", "secret")
+    # Versions and the topics that an operator names are no closed sets.
+    unbounded = {"logweir_model_info": ("m000001-0a1b2c3d",), "logweir_kafka_lag_records": ("app", "0")}
     samples = read(client, settings)
     known = {meter.name: meter.labels for meter in (*metrics.METERS, *SHOWN)}
     for name, labels in samples:
@@ -360,7 +382,7 @@ def test_every_label_is_of_a_closed_set_whatever_redis_holds(
         assert {label for label, _ in labels} - {"le"} == set(known[base])
         for label, value in labels:
             allowed = known[base].get(label)
-            assert label == "le" or value in (allowed or ("m000001-0a1b2c3d",)), (name, label, value)
+            assert label == "le" or value in (allowed or unbounded[base]), (name, label, value)
     assert not any("secret" in str(key) for key in samples)
     assert {name for name, _ in samples} >= {
         meter.name for meter in (*SHOWN, *metrics.METERS) if not meter.buckets and meter is not LINES_TOTAL

@@ -9,6 +9,7 @@ supervisor, which ends them in order: workers finish their step, then Redis. No 
 """
 
 import contextlib
+import importlib
 import os
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from pipeline.redis.connection import connect
 from pipeline.redis.leases import Leases
 from pipeline.redis.shards import of_shard
 from pipeline.settings import Settings
+from pipeline.settings.kafka import kafka_packages, with_absolute_files
 from pipeline.watching.sessions import keys as session_keys
 from pipeline.workers import flower as flower_process
 from pipeline.workers import sockets
@@ -53,6 +55,7 @@ MODULES: Final = {
     "infer-gpu": ("gpu", ["infer-gpu"]),
     "agent": ("agent", ["agent"]),
     "source": ("source", ["source"]),
+    "kafka": ("kafka", ["kafka"]),
     "intake": ("intake", ["intake"]),
 }
 
@@ -69,6 +72,7 @@ class Stack:
             data_dir=settings.data.dir.absolute(),
             results_dir=None if settings.data.results_dir is None else settings.data.results_dir.absolute(),
             masks=tuple(path.absolute() for path in settings.intake.masks),
+            kafka_source=settings.kafka.source and with_absolute_files(settings.kafka.source),
             opensearch_ca=None if settings.opensearch.ca is None else settings.opensearch.ca.absolute(),
             supervisor_pid=os.getpid(),
         )
@@ -92,6 +96,8 @@ class Stack:
         MaskSet.load(extra=self.settings.intake.masks)  # a bad mask is said here, not by every batch
         session_keys.user_patterns(self.settings.watch.session_keys)
         parse_tenants(self.settings.gpu.tenants)
+        for package in kafka_packages(self.settings.kafka.source):
+            importlib.import_module(package)  # a missing extra is said here, not in a log
         if self._with_flower:
             flower_process.check_login(self.settings.stack.flower_address, self.settings.stack.flower_auth)
         check_files(len(self._roles(gpu=False)))
@@ -147,10 +153,11 @@ class Stack:
             ("beat", "beat"),
         ]
         source = [("source", "source")] if wanted.opensearch.source else []
+        kafka = [("kafka", "kafka")] if wanted.kafka.source else []
         intake = [("intake", "intake")] if self._with_intake else []
         train = ("train-gpu" if gpu else "train", "train")
         self._with_gpu = gpu
-        return [*ingest, *others, train, *source, *intake]
+        return [*ingest, *others, train, *source, *kafka, *intake]
 
     def _start_redis(self) -> None:
         if self.settings.redis.url is None:
