@@ -197,6 +197,15 @@ class KafkaReader:
         }
         tokens = {names[name]: token for name, token in shares.renew(names).items()}
         self._drop(cluster, [place for place in self.partitions if place not in tokens])
+        # A Redis that went back stands behind what this reader had accepted, though no record comes any more.
+        places = list(self.partitions)
+        texts = self.intake.cursors([cursor_key(self._cluster_id, place) for place in places])
+        moved = [
+            place
+            for place, text in zip(places, texts, strict=True)
+            if text != str(self.partitions[place].cursor)
+        ]
+        self._drop(cluster, moved)
         self._open(cluster, {place: token for place, token in tokens.items() if place not in self.partitions})
 
     def _open(self, cluster: KafkaCluster, tokens: Mapping[Place, int]) -> None:

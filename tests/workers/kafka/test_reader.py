@@ -306,11 +306,26 @@ def test_a_redis_that_went_back_is_read_into_again(broker: KafkaBroker, topic: s
             all_in(ledger, lines(300, "before") + lines(300, "after"))
             current.cut(back_to=moment)
             assert accepted(ledger) < 600
+            all_in(ledger, lines(300, "before") + lines(300, "after"))  # though no record comes
             broker.send(topic, lines(100, "later"))
             all_in(ledger, lines(300, "before") + lines(300, "after") + lines(100, "later"))
         finally:
             readers.stop()
             ledger.client.close()
+
+
+def test_an_idle_reader_notices_a_cursor_that_went_back(
+    broker: KafkaBroker, readers: Readers, ledger: Ledger, topic: str
+) -> None:
+    broker.topic(topic)
+    broker.send(topic, lines(30))
+    readers.start(topic)
+    all_in(ledger, lines(30))
+    (key,) = ledger.client.hkeys(ledger.keys.cursors)  # type: ignore[misc]
+    end = ledger.intake.cursor(key.decode())
+    assert end is not None
+    ledger.client.hset(ledger.keys.cursors, key, end.replace(":30", ":10"))
+    assert wait_until(lambda: ledger.intake.cursor(key.decode()) == end, timeout_s=LIMIT_S)
 
 
 def test_a_broker_that_is_away_is_waited_for_and_said(
