@@ -309,8 +309,8 @@ class Intake:
 
 def _moved(batch: Batch, cursor: str) -> CursorMoved:
     return CursorMoved(
-        f"{batch.source} goes on from another place than batch {batch.batch_id}: Redis lost its last moments, "
-        "or somebody else reads the same",
+        f"{batch.source} goes on from another place than batch {batch.batch_id}: Redis lost its last "
+        "moments, or somebody else reads the same",
         cursor,
     )
 

@@ -6,14 +6,14 @@ library connects again for ever with growing pauses, and fetches ahead into a bo
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # of its manual
 
 from pipeline.errors import SourceUnavailable
 from pipeline.settings.kafka import KafkaSource
@@ -109,6 +109,19 @@ class KafkaCluster:
         """The offset behind the last record as of the last fetch, -1 if there was none."""
         span = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
         return span[1] if span else -1
+
+    def ends(self, places: Collection[Place]) -> Mapping[Place, int]:
+        """The offsets behind the last records, now. Without partitions that do not tell.
+
+        A reader that pauses fetches nothing, so `end` would say that nothing more came."""
+        latest = {TopicPartition(*place): OffsetSpec.latest() for place in places}  # type: ignore[no-untyped-call]
+        if not latest:
+            return {}
+        found = {}
+        for place, future in self._admin.list_offsets(latest, request_timeout=ASK_S).items():
+            with suppress(KafkaException):
+                found[place.topic, place.partition] = int(future.result().offset)
+        return found
 
     def first_since(self, place: Place, moment: datetime) -> int:
         """The offset of the first record of this time or later, -1 where there is none. Raises

@@ -181,8 +181,8 @@ def _completed(
     """With the time of Kafka's record where the text may have none, and with the workload of the setting."""
     places = columns.places or []
     times = {record.offset: _micros(record) for record in records}
-    own_times = columns.timestamps or [None] * columns.height
-    untimed = [times[place] if own is None else None for place, own in zip(places, own_times, strict=True)]
+    stamps = columns.timestamps or [None] * columns.height
+    untimed = [times[place] if stamp is None else None for place, stamp in zip(places, stamps, strict=True)]
     chosen = columns.workloads
     if source.workload:
         by_offset = {record.offset: name for record, name in zip(records, names, strict=True)}
@@ -211,13 +211,13 @@ def _several(
     if not records.height:
         return
     time = _micros(record)
-    own_times = records.timestamps or [None] * records.height
-    late = [time if own is None else None for own in own_times]
+    stamps = records.timestamps or [None] * records.height
+    late = [time if stamp is None else None for stamp in stamps]
     # OTLP has a field for the time. Text may have a time in itself.
     if plain:
         records = msgspec.structs.replace(records, untimed=column_of(late))
     else:
-        times = [own or other for own, other in zip(own_times, late, strict=True)]
+        times = [stamp or other for stamp, other in zip(stamps, late, strict=True)]
         records = msgspec.structs.replace(records, timestamps=column_of(times))
     names = records.workloads or [name] * records.height
     nameless = (workloads.UNKNOWN, workloads.UNKNOWN_SERVICE)

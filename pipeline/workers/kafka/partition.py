@@ -48,6 +48,7 @@ class Partition:
     since: float = 0.0  # monotonic: the first of the records came
     prepared: PreparedBatches | None = None
     out_of_range: bool = False  # Kafka has no record at the offset behind them
+    end: int = 0  # behind the last record in Kafka, as of the last look
     lines: int = 0  # taken in by this process
 
     @property

@@ -135,6 +135,8 @@ class KafkaReader:
         found = {topic.name: topic for topic in topics}
         for topic in topics:
             self._pin(cluster, topic)
+        for place, end in cluster.ends(self.partitions).items():
+            self.partitions[place].end = end
         if self._shares is None:
             name = digest("kafka", self._cluster_id, *sorted(self.source.topics))
             self._shares = PartitionLeases(
@@ -332,8 +334,8 @@ class KafkaReader:
         if now != was.offset and self.intake.move_cursor(step, lost=lost) == step.cursor:
             if lost:
                 why = (
-                    f"Kafka removed up to {plural(lost, 'record')} of {partition.name} before they were read (offsets "
-                    f"{was.offset} to {low - 1}); read sooner, or let the topic keep them for longer"
+                    f"Kafka removed up to {plural(lost, 'record')} of {partition.name} before they were read "
+                    f"(offsets {was.offset} to {low - 1}); read sooner, or let the topic keep them for longer"
                 )
                 self._lost = (why, time.monotonic() + LOST_SAID_S)
                 self.log.error("kafka.records_lost", partition=partition.name, first=was.offset, records=lost)
@@ -358,7 +360,7 @@ class KafkaReader:
                     partition=place[1],
                     servers=self.source.servers,
                     offset=partition.cursor.offset,
-                    end=max(cluster.end(place), partition.cursor.offset),
+                    end=max(cluster.end(place), partition.end, partition.cursor.offset),
                     lines=partition.lines,
                     reader=self.holder,
                     token=partition.token,

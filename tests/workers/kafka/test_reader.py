@@ -426,18 +426,27 @@ def test_records_that_were_removed_unread_are_counted_and_said(
 
 
 def test_a_full_pipeline_pauses_the_reading_in_bounded_memory(
-    broker: KafkaBroker, readers: Readers, own: Settings, ledger: Ledger, topic: str
+    broker: KafkaBroker,
+    readers: Readers,
+    ledger: Ledger,
+    topic: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    own = readers.settings
+    monkeypatch.setattr(reader_module, "LOOK_S", 0.2)
+    monkeypatch.setattr("pipeline.sources.kafka.client.AHEAD_RECORDS", 2_000)
     broker.topic(topic)
-    broker.send(topic, lines(5_000))
+    broker.send(topic, lines(4_000))
     ledger.intake.pause("a test")
     reader = readers.start(topic)
 
-    def lags() -> bool:
+    def lags(records: int) -> bool:
         found = stored_partitions(ledger.client, own)
-        return bool(found) and found[0].lag == 5_000
+        return bool(found) and found[0].lag == records
 
-    assert wait_until(lags, timeout_s=LIMIT_S)
+    assert wait_until(lambda: lags(4_000), timeout_s=LIMIT_S)
+    broker.send(topic, [f"line {n}" for n in range(4_000, 5_000)])
+    assert wait_until(lambda: lags(5_000), timeout_s=LIMIT_S)  # though nothing is fetched
     (partition,) = reader.partitions.values()
     assert 0 < len(partition.records) <= own.internal.batch_records + reader_module.AT_ONCE
     assert accepted(ledger) == 0
