@@ -72,6 +72,14 @@ def _checks(settings: Settings) -> "list[dict[str, Any]]":
         found.append(check("masks", True, f"{len(masks.tokens)} tokens, version {masks.version}"))
     except LogweirError as exc:
         found.append(check("masks", False, str(exc)))
+    if settings.intake.rules is not None:
+        try:
+            from pipeline.sources.protocols.rules import read_rules
+
+            count = len(read_rules(settings.intake.rules).rules)
+            found.append(check("rules of workloads", True, plural(count, "rule")))
+        except LogweirError as exc:
+            found.append(check("rules of workloads", False, str(exc)))
     return found
 
 

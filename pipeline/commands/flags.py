@@ -268,6 +268,16 @@ def intake(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="the configuration of a shipper: opentelemetry, fluent-bit, vector, rsyslog, loki or curl",
     )
+    parser.add_argument(
+        "--explain",
+        nargs="+",
+        metavar="HINT=VALUE",
+        help="the rule that names the workload of a record with these hints; "
+        "with - and protocol=NAME, of the records of a request on standard input",
+    )
+    parser.add_argument(
+        "--rules", type=Path, metavar="FILE", help="for --explain: this file, not that of workload_rules"
+    )
 
 
 def keys(parser: argparse.ArgumentParser) -> None:

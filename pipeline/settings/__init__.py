@@ -185,12 +185,15 @@ class RedisSettings(
             check_url(self.url)
 
 
-class IntakeSettings(Group, frozen=True, rename={"listeners": "intake"}):
+class IntakeSettings(Group, frozen=True, rename={"listeners": "intake", "rules": "workload_rules"}):
     """How lines come in, and how many may wait."""
 
     listeners: Annotated[
         Words, says("where the intake listens, such as http://127.0.0.1:4318; empty: nowhere")
     ] = (listeners.DEFAULT,)
+    rules: Annotated[
+        Path | None, says("file of rules that name the workload of what shippers send; docs/intake.md")
+    ] = None
     time_zone: Annotated[str, says("IANA zone of header times that carry no offset")] = "UTC"
     masks: Annotated[tuple[Path, ...], says("more mask files, applied before the shipped ones")] = ()
     max_pending_mib: Annotated[int, says("waiting payloads before a pipeline is full", 1, TIB_MIB)] = 256

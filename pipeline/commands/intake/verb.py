@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from pipeline.commands.common import out, print_json, reached, redis_explained, settings_of
+from pipeline.commands.intake import explain
 from pipeline.commands.intake.snippets import of_scheme, snippet_lines, snippet_text
 from pipeline.errors import BadInput
 from pipeline.redis.attach import running
@@ -17,6 +18,10 @@ from pipeline.workers.intake.keys import SenderKeys
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.explain:
+        return explain.main(args)
+    if args.rules is not None:
+        raise BadInput("--rules belongs to --explain; a running intake takes the file of workload_rules")
     settings = reached(settings_of(args))
     urls = intake_urls(settings)
     with redis_explained():

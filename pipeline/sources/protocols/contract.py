@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from pipeline.errors import BadInput
 from pipeline.records.pushed import PushedRecords
+from pipeline.sources.protocols.rules import NO_RULES, WorkloadRules
 
 
 class Undecodable(BadInput):
@@ -26,6 +27,9 @@ class Hints:
     headers: Mapping[str, str] = field(default_factory=dict)  # names in lower case
     workload: str = ""  # chosen by the sender's key or the request; "" lets the records tell
     peer: str = ""  # address of the sender
+    protocol: str = ""
+    key: str = ""  # name of the sender's key
+    rules: WorkloadRules = NO_RULES  # asked where no workload is chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,10 +26,12 @@ from pipeline.sources.protocols.json_text import (
     text_form,
 )
 from pipeline.sources.protocols.lines import line_records, posted_lines
+from pipeline.sources.protocols.origins import PLAIN, by_event, by_rules
 
 # Where one object may end and the next begin. Within a text such a place gives no two whole objects.
 _BORDER: Final = re.compile(r"(?<=\})\s*(?=\{)")
 _BLANK: Final = re.compile(r"\s*")
+_ORIGIN: Final = ("index", "sourcetype", "source", "host")
 NO_DATA, INVALID, NO_EVENT, BLANK_EVENT = 5, 6, 12, 13
 
 
@@ -77,16 +79,19 @@ def decode_events(body: bytes, hints: Hints) -> Decoded:
     origins = [
         tuple(
             text_form(value) or hints.query.get(name, "")
-            for name, value in (
-                ("index", event.index),
-                ("sourcetype", event.sourcetype),
-                ("source", event.source),
-                ("host", event.host),
+            for name, value in zip(
+                _ORIGIN, (event.index, event.sourcetype, event.source, event.host), strict=True
             )
         )
         for event in events
     ]
-    names = {origin: _workload(origin, hints) for origin in set(origins)}
+    by_origin = {origin: _workload(origin, hints) for origin in set(origins)}
+    names = [by_origin[origin] for origin in origins]
+    if hints.rules and not hints.workload:
+        names = [
+            by_event(hints, _facts(origin, event.fields), bytes(event.event), name)
+            for origin, event, name in zip(origins, events, names, strict=True)
+        ]
     lines: list[str | None] = []
     besides: list[Mapping[str, Any] | None] = []
     raws: list[str | None] = []
@@ -106,7 +111,7 @@ def decode_events(body: bytes, hints: Hints) -> Decoded:
         hosts=column_of([origins[i][3] or None for i in rows]),
         services=column_of([origins[i][1] or origins[i][2] or None for i in rows]),
         raws=[raws[i] for i in rows],
-        workloads=[names[origins[i]] for i in rows],
+        workloads=[names[i] for i in rows],
     )
     return Decoded(records=records, distinct=distinct)
 
@@ -116,8 +121,14 @@ def decode_raw(body: bytes, hints: Hints) -> Decoded:
     lines = posted_lines(body)
     if not lines:
         raise HecRefused(NO_DATA, "the request has no data; send lines")
-    origin = tuple(hints.query.get(name, "") for name in ("index", "sourcetype", "source", "host"))
-    return line_records(lines, _workload(origin, hints), host=origin[3])
+    origin = tuple(hints.query.get(name, "") for name in _ORIGIN)
+    name = by_rules(hints, PLAIN, _facts(origin), _workload(origin, hints))
+    return line_records(lines, name, host=origin[3])
+
+
+def _facts(origin: Sequence[str], fields: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    """Origin and indexed fields of an event, by name."""
+    return {**(fields or {}), **{name: value for name, value in zip(_ORIGIN, origin, strict=True) if value}}
 
 
 def _workload(origin: Sequence[str], hints: Hints) -> str:

@@ -14,6 +14,7 @@ from pipeline.sources.protocols import client_times, workloads
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
 from pipeline.sources.protocols.joining import continuations, heads, joined_text
 from pipeline.sources.protocols.json_text import check_count, json_of
+from pipeline.sources.protocols.origins import JOURNAL, by_rules
 
 _LENGTH: Final = 8
 _LONGEST_FIELD: Final = 65_536  # bytes of a field in the raw text; a core dump is one field
@@ -51,6 +52,9 @@ def decode_journal(body: bytes, hints: Hints) -> Decoded:
         names = [workloads.joined_name(hints.workload)] * len(rows)
     else:
         names = [workloads.of_program(host, program) for host, program in zip(hosts, programs, strict=True)]
+    if hints.rules:
+        facts = ({_text(name): value for name, value in entries[i].items()} for i in rows)
+        names = [by_rules(hints, JOURNAL, one, name) for one, name in zip(facts, names, strict=True)]
     records = PushedRecords(
         [texts[i] or raw or "" for i, raw in zip(rows, raws, strict=True)],
         timestamps=column_of([times[i] for i in rows]),

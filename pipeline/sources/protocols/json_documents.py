@@ -21,6 +21,7 @@ from pipeline.sources.protocols.document_fields import (
 )
 from pipeline.sources.protocols.joining import continuations, heads, joined_text
 from pipeline.sources.protocols.json_text import FAULTS, json_of, read_body, read_or_none
+from pipeline.sources.protocols.origins import by_documents
 
 _FIELDS: Final = msgspec.json.Decoder(DocumentFields)
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
@@ -45,6 +46,7 @@ def posted_documents(
         names = [
             workloads.of_document(document, index) for document, index in zip(documents, indices, strict=True)
         ]
+        names = by_documents(hints, documents, lines, indices, names)
     texts = [document.text or None for document in documents]
     found = continuations(texts, lambda i: (names[i], *_stream(documents[i])))
     raws: list[str | None] = list(lines)

@@ -12,6 +12,7 @@ from pipeline.sources.protocols.document_fields import DocumentFields
 from pipeline.sources.protocols.joining import continuations, heads, joined_text
 from pipeline.sources.protocols.json_documents import posted_documents
 from pipeline.sources.protocols.json_text import check_count, read_body
+from pipeline.sources.protocols.origins import PLAIN, by_rules
 
 _NOUN: Final = "the JSON array of the request"
 _OBJECTS: Final = msgspec.json.Decoder(list[DocumentFields])
@@ -46,7 +47,9 @@ def decode_array(body: bytes, hints: Hints) -> Decoded:
 
 def decode_text(body: bytes, hints: Hints) -> Decoded:
     """Plain lines, which stage ingest parses. All lines of a request are one stream."""
-    return line_records(posted_lines(body), hints.workload or hints.query.get("service", ""))
+    service = hints.query.get("service", "")
+    name = by_rules(hints, PLAIN, hints.query, workloads.joined_name(hints.workload or service))
+    return line_records(posted_lines(body), name)
 
 
 def line_records(lines: list[str], workload: str, *, host: str = "") -> Decoded:

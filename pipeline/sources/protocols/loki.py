@@ -20,6 +20,7 @@ from pipeline.sources.protocols.json_text import check_count, envelope, read_bod
 from pipeline.sources.protocols.labels import parsed_labels
 from pipeline.sources.protocols.loki_messages import PushRequest
 from pipeline.sources.protocols.nested_fields import check_nested
+from pipeline.sources.protocols.origins import STREAM, by_rules
 
 LOKI_MAX_BYTES: Final = 20 << 20  # of a snappy block when it is unpacked
 _MOST_PAIRS: Final = 1_000
@@ -156,7 +157,7 @@ def _decoded(found: _Collected, hints: Hints) -> Decoded:
     if hints.workload:
         names = [workloads.joined_name(hints.workload)] * len(found.labels)
     else:
-        names = [workloads.of_labels(labels) for labels in found.labels]
+        names = [by_rules(hints, STREAM, labels, workloads.of_labels(labels)) for labels in found.labels]
     hosts = [_first(labels, _HOSTS) for labels in found.labels]
     services = [_first(labels, _SERVICES) for labels in found.labels]
     levels = [level_of(_first(labels, _LEVELS)) for labels in found.labels]

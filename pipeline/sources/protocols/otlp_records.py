@@ -15,6 +15,7 @@ from pipeline.sources.protocols import client_times, workloads
 from pipeline.sources.protocols.contract import Decoded, Hints
 from pipeline.sources.protocols.joining import continuations, heads, joined_text
 from pipeline.sources.protocols.json_text import check_count, envelope, json_of, text_form
+from pipeline.sources.protocols.origins import RESOURCE, by_rules
 
 # Four numbers per level, from 1; numbers outside stand for no severity.
 _OF_NUMBER: Final = (
@@ -67,15 +68,19 @@ class Collected:
         self._origins += 1
         check_count(self._origins)
         texts = {key: text_form(value) for key, value in attributes.items()}
-        chosen = self.hints.workload
         hosts = (texts.get(key) for key in ("host.name", "k8s.node.name", "k8s.pod.name"))
         return Origin(
             identity=json_of(texts),
-            workload=workloads.joined_name(chosen) if chosen else workloads.of_resource(texts),
+            workload=self._workload(texts),
             host=next(filter(None, hosts), None),
             process=texts.get("process.pid") or None,
             service=texts.get("service.name") or texts.get("k8s.container.name") or None,
         )
+
+    def _workload(self, attributes: Mapping[str, str]) -> str:
+        if self.hints.workload:
+            return workloads.joined_name(self.hints.workload)
+        return by_rules(self.hints, RESOURCE, attributes, workloads.of_resource(attributes))
 
     def expect(self, records: int) -> None:
         """Raises Undecodable where so many records more would be too many."""

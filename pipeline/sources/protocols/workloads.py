@@ -22,7 +22,7 @@ from pipeline.sources.protocols.document_fields import (
 
 UNKNOWN: Final = "unknown"
 UNKNOWN_SERVICE: Final = "unknown_service"  # the name that SDKs of OpenTelemetry give
-_CONTROLLERS: Final = tuple(
+CONTROLLERS: Final = tuple(
     f"k8s.{kind}.name" for kind in ("deployment", "statefulset", "daemonset", "cronjob")
 )
 _APPS: Final = ("app", "service_name", "job", "container")  # labels of Loki
@@ -50,7 +50,7 @@ def of_resource(attributes: Mapping[str, object]) -> str:
     """Of the attributes of an OTLP resource."""
     at = {key: value for key, value in attributes.items() if isinstance(value, str)}
     namespace = at.get("k8s.namespace.name", "")
-    controller = next((at[key] for key in _CONTROLLERS if at.get(key)), "")
+    controller = next((at[key] for key in CONTROLLERS if at.get(key)), "")
     if controller:
         return joined_name(at.get("k8s.cluster.name", ""), namespace, controller)
     service = at.get("service.name", "")
@@ -100,19 +100,34 @@ def of_document(fields: DocumentFields, index: str) -> str:
 @lru_cache(_REMEMBERED)
 def of_index(index: str) -> str:
     """Of an index without its date: every day has an index of its own."""
-    return joined_name(_DATED.sub("", index[:_LONGEST_PART]))
+    return joined_name(without_date(index))
 
 
-def _of_pod(pod: Kubernetes, fields: DocumentFields) -> str:
-    """ "" where the pod does not say what it belongs to."""
+def without_date(index: str) -> str:
+    """An index without day, month, and number of a rollover."""
+    return _DATED.sub("", index[:_LONGEST_PART])
+
+
+def owner_of(pod: Kubernetes) -> str:
+    """The controller of a pod, or the app that its labels name; "" for neither."""
     owner = name_of(pod.deployment, pod.statefulset, pod.daemonset, pod.cronjob)
     for labels in (pod.labels, pod.pod_labels):
         if not owner and isinstance(labels, Labels):
             owner = name_of(labels.app_name, labels.app_name_dedotted, labels.app, labels.k8s_app)
-    owner = owner or name_of(pod.container_name, pod.container)
-    if not owner:
-        return ""
+    return owner
+
+
+def cluster_of(pod: Kubernetes, fields: DocumentFields) -> str:
     cluster = name_of(pod.cluster_name, pod.cluster)
     if not cluster and isinstance(fields.orchestrator, Orchestrator):
         cluster = name_of(fields.orchestrator.cluster)
-    return joined_name(cluster, name_of(pod.namespace_name, pod.pod_namespace, pod.namespace), owner)
+    return cluster
+
+
+def _of_pod(pod: Kubernetes, fields: DocumentFields) -> str:
+    """ "" where the pod does not say what it belongs to."""
+    owner = owner_of(pod) or name_of(pod.container_name, pod.container)
+    if not owner:
+        return ""
+    namespace = name_of(pod.namespace_name, pod.pod_namespace, pod.namespace)
+    return joined_name(cluster_of(pod, fields), namespace, owner)

@@ -40,6 +40,7 @@ from pipeline.workers.intake.dialects import (
 from pipeline.workers.intake.door import Door, IdentityConflict
 from pipeline.workers.intake.keys import KeyRing, SenderKey, SenderKeys
 from pipeline.workers.intake.refusals import Refusal, RequestRefused
+from pipeline.workers.intake.rule_book import RuleBook
 from pipeline.workers.intake.senders import SentBy
 
 WHERE: Final = (
@@ -66,6 +67,7 @@ class Service:
 
     door: Door
     keys: SenderKeys
+    rules: RuleBook = field(default_factory=RuleBook)
     room: Room = field(default_factory=Room)
     decoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(DECODING))
     _reading: "asyncio.Task[KeyRing] | None" = None
@@ -89,13 +91,13 @@ class Exchange:
         self.service, self.listener, self.dialect = service, listener, dialect
 
     async def __call__(self, request: Request) -> Response:
-        hints, name = _hints(request), ""
+        hints, name = self._hints(request), ""
         try:
             with self.service.room.shared() as share:
                 key = await self._key(hints.headers)
                 name = key.name if key else ""
-                if key is not None and key.workload:
-                    hints = replace(hints, workload=key.workload)
+                if key is not None:
+                    hints = replace(hints, key=name, workload=key.workload or hints.workload)
                 encoding = hints.headers.get("content-encoding", "identity").strip().lower()
                 if encoding == "snappy" and self.dialect.protocol == "loki":
                     encoding = "identity"  # the decoder unpacks the block
@@ -117,6 +119,19 @@ class Exchange:
             return self.dialect.refused(
                 hints, RequestRefused(Refusal.FAILED, "the intake failed; send it again")
             )
+
+    def _hints(self, request: Request) -> Hints:
+        query = dict(request.query_params)
+        return Hints(
+            path=request.url.path,
+            content_type=request.headers.get("content-type", "").lower(),
+            query=query,
+            headers=dict(request.headers),
+            workload=query.get("workload", ""),
+            peer=request.client.host if request.client else "",
+            protocol=self.dialect.protocol,
+            rules=self.service.rules.rules,
+        )
 
     async def _key(self, headers: Mapping[str, str]) -> SenderKey | None:
         ring = await self.service.ring()
@@ -189,13 +204,13 @@ def intake_app(service: Service, listener: Listener) -> Starlette:
     async def acks(request: Request) -> Response:
         try:
             with service.room.shared() as share:
-                await hec._key(_hints(request).headers)
+                await hec._key(hec._hints(request).headers)
                 body = await receive_body(request.stream(), encoding="identity", share=share)
                 return Response(hec_answers.hec_acks(body), media_type=JSON)
         except Undecodable as exc:
-            return hec.dialect.refused(_hints(request), RequestRefused(Refusal.UNDECODABLE, str(exc)))
+            return hec.dialect.refused(hec._hints(request), RequestRefused(Refusal.UNDECODABLE, str(exc)))
         except RequestRefused as refused:
-            return hec.dialect.refused(_hints(request), refused)
+            return hec.dialect.refused(hec._hints(request), refused)
 
     async def healthy(_request: Request) -> Response:
         status, text = hec_answers.hec_answer(hec_answers.HEALTHY)
@@ -246,15 +261,3 @@ async def _elsewhere(request: Request) -> Response:
             {"error": f"the intake takes logs, no {signal}; turn the exporter of {signal} off"}, 404
         )
     return json_answer({"error": f"there is no {path[:200]} here; lines come in at {WHERE}"}, 404)
-
-
-def _hints(request: Request) -> Hints:
-    query = dict(request.query_params)
-    return Hints(
-        path=request.url.path,
-        content_type=request.headers.get("content-type", "").lower(),
-        query=query,
-        headers=dict(request.headers),
-        workload=query.get("workload", ""),
-        peer=request.client.host if request.client else "",
-    )

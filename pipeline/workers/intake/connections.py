@@ -16,8 +16,9 @@ from typing import ClassVar, Final, cast
 
 from pipeline.logs import logger
 from pipeline.observe import counters as metrics
-from pipeline.sources.protocols.contract import Decoded, Undecodable
+from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
 from pipeline.workers.intake.door import Door
+from pipeline.workers.intake.rule_book import RuleBook
 from pipeline.workers.intake.senders import SentBy
 from pipeline.workers.intake.taking import seconds_to_next_try
 from pipeline.workers.sockets import TlsFiles
@@ -157,9 +158,10 @@ class StreamServer(ABC):
 
     protocol: ClassVar[str]
 
-    def __init__(self, door: Door, *, key: str = "") -> None:
+    def __init__(self, door: Door, *, key: str = "", rules: RuleBook | None = None) -> None:
         self.door = door
         self.key = key
+        self.rules = rules or RuleBook()
         self.address = ("", 0)  # where it listens
         self.buffer = memoryview(bytearray(_AT_ONCE))
         self._connections: dict[Connection, asyncio.Task[None]] = {}
@@ -208,6 +210,10 @@ class StreamServer(ABC):
         task = asyncio.get_running_loop().create_task(self._serve(connection))
         self._connections[connection] = task
         task.add_done_callback(lambda _: self._connections.pop(connection))
+
+    def hints(self, peer: str = "") -> Hints:
+        """Of a message of this address."""
+        return Hints(protocol=self.protocol, key=self.key, peer=peer, rules=self.rules.rules)
 
     async def take(self, connection: Connection, decoded: Decoded, *, identity: str, repeats: bool) -> bool:
         """Waits until the door has the records. False when the connection ends before that.

@@ -27,6 +27,7 @@ from pipeline.sources.protocols.streams.forward import (
 from pipeline.workers.intake.connections import Connection, StreamServer
 from pipeline.workers.intake.door import Door
 from pipeline.workers.intake.identity import of_body
+from pipeline.workers.intake.rule_book import RuleBook
 
 # Of messages that have begun, on all connections.
 MOST_UNFINISHED: Final = 256 * 1024 * 1024
@@ -46,8 +47,10 @@ class ForwardServer(StreamServer):
 
     protocol: ClassVar[str] = "forward"
 
-    def __init__(self, door: Door, *, key: str = "", shared_key: str = "") -> None:
-        super().__init__(door, key=key)
+    def __init__(
+        self, door: Door, *, key: str = "", rules: RuleBook | None = None, shared_key: str = ""
+    ) -> None:
+        super().__init__(door, key=key, rules=rules)
         self._shared_key = shared_key
         self._unfinished = 0
         self._decoding = asyncio.Lock()
@@ -127,6 +130,7 @@ class ForwardServer(StreamServer):
 
     def _requests(self, messages: Sequence[ForwardMessage], peer: str) -> list[_Request]:
         """One for each chunk, and one for the messages without."""
+        hints = self.hints(peer)
         requests: list[_Request] = []
         together: list[tuple[str, list[str]]] = []
         for message in messages:
@@ -137,7 +141,7 @@ class ForwardServer(StreamServer):
             body = "\n".join((message.tag, *lines)).encode()
             requests.append(
                 _Request(
-                    decoded=forward_records([(message.tag, lines)], peer),
+                    decoded=forward_records([(message.tag, lines)], hints),
                     # Not a declared key, which conflicts where Fluent Bit's chunk is of other content.
                     identity=of_body(
                         message.chunk + b"\n" + body, distinct=True, key=self.key, path="forward"
@@ -146,5 +150,5 @@ class ForwardServer(StreamServer):
                 )
             )
         if together:
-            requests.append(_Request(decoded=forward_records(together, peer), identity="", chunk=b""))
+            requests.append(_Request(decoded=forward_records(together, hints), identity="", chunk=b""))
         return requests

@@ -27,6 +27,7 @@ from pipeline.workers.intake.door import Door, IdentityConflict
 from pipeline.workers.intake.identity import of_body
 from pipeline.workers.intake.keys import SenderKey
 from pipeline.workers.intake.refusals import AGAIN, RETRY_AFTER_S, Refusal, RequestRefused
+from pipeline.workers.intake.rule_book import RuleBook
 from pipeline.workers.intake.senders import SentBy
 from pipeline.workers.sockets import TlsFiles
 
@@ -66,8 +67,9 @@ class GrpcServer:
 
     protocol: ClassVar[str] = "otlp"
 
-    def __init__(self, door: Door, authorize: Authorize) -> None:
+    def __init__(self, door: Door, authorize: Authorize, rules: RuleBook | None = None) -> None:
         self.door = door
+        self._rules = rules or RuleBook()
         self.address = ("", 0)  # where it listens
         self._authorize = authorize
         self._requests = 0
@@ -136,7 +138,13 @@ class GrpcServer:
         }
         key = await self._authorize(headers)
         hints = Hints(
-            path=EXPORT, headers=headers, workload=key.workload if key else "", peer=_address(context.peer())
+            path=EXPORT,
+            headers=headers,
+            workload=key.workload if key else "",
+            peer=_address(context.peer()),
+            protocol=self.protocol,
+            key=key.name if key else "",
+            rules=self._rules.rules,
         )
         if len(body) > _IN_A_THREAD:
             decoded = await asyncio.to_thread(decode_protobuf, body, hints)

@@ -45,14 +45,14 @@ def server_of(
     if listener.cert is not None and listener.key is not None:
         tls = TlsFiles(cert=listener.cert, key=listener.key, client_ca=listener.ca)
     if opened is None:
-        grpc = GrpcServer(service.door, _authorize(listener, service))
+        grpc = GrpcServer(service.door, _authorize(listener, service), service.rules)
         return _Startable(
             start=lambda: grpc.start(listener.host, listener.port, tls=tls, share=share), stop=grpc.stop
         )
     if listener.scheme.startswith("http"):
         return HttpServer(service, listener, opened)
     if listener.scheme == "syslog+udp":
-        datagrams = SyslogDatagrams(service.door)
+        datagrams = SyslogDatagrams(service.door, rules=service.rules)
         return _Startable(start=lambda: datagrams.start(opened), stop=datagrams.stop)
     streams = _stream_server(listener, service)
     return _Startable(start=lambda: streams.start(opened, tls=tls), stop=streams.stop)
@@ -60,10 +60,10 @@ def server_of(
 
 def _stream_server(listener: Listener, service: Service) -> StreamServer:
     if listener.scheme.startswith("syslog"):
-        return SyslogServer(service.door)
+        return SyslogServer(service.door, rules=service.rules)
     if listener.scheme.startswith("relp"):
-        return RelpServer(service.door)
-    return ForwardServer(service.door, shared_key=_secret(listener))
+        return RelpServer(service.door, rules=service.rules)
+    return ForwardServer(service.door, rules=service.rules, shared_key=_secret(listener))
 
 
 def _secret(listener: Listener) -> str:

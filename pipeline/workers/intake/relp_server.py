@@ -60,7 +60,7 @@ class RelpServer(StreamServer):
             (message, connection.peer) for frame in frames if (message := frame.data.rstrip(b"\r\n\0"))
         ]
         if messages:
-            decoded = syslog_records(messages)
+            decoded = syslog_records(messages, self.hints())
             body = b"".join(b"%d %s" % (len(message), message) for message, _ in messages)
             identity = of_body(body, distinct=decoded.distinct, key=self.key, path="relp")
             if not await self.take(connection, decoded, identity=identity, repeats=True):

@@ -30,6 +30,7 @@ from pipeline.workers.intake.app import Service
 from pipeline.workers.intake.door import Door
 from pipeline.workers.intake.keys import SenderKeys
 from pipeline.workers.intake.listening import IntakeServer, server_of
+from pipeline.workers.intake.rule_book import RuleBook
 from pipeline.workers.intake.senders import PUSH_S
 from pipeline.workers.liveness import Progress
 from pipeline.workers.sockets import listener_socket
@@ -48,6 +49,7 @@ def main(argv: Sequence[str]) -> int:
     fds = [int(a.removeprefix("--fd=")) for a in argv if a.startswith("--fd=")]
     listeners = [Listener.parse(text) for text in settings.intake.listeners]
     check_listeners(listeners)
+    rules = RuleBook(settings.intake.rules)
     producer = Producer.connect(settings)
     settings = producer.settings  # of the stack, or of the cell "" where there are cells
     keys = SenderKeys(connect(settings, timeout_s=REDIS_S), settings)
@@ -67,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     metrics.push(connect(settings, timeout_s=REDIS_S), Keys(settings.redis.key_prefix), ROLE)
     metrics.started(ROLE)
     atexit.register(metrics.flush)
-    service = Service(door=Door(producer), keys=keys)
+    service = Service(door=Door(producer), keys=keys, rules=rules)
     servers = {
         str(listener): server_of(listener, service, opened=one, share=share)
         for listener, one in zip(listeners, opened, strict=True)
@@ -95,6 +97,7 @@ async def serve_intake(
     try:
         while not stop.is_set():
             progress.pulse()
+            service.rules.refresh()
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), PULSE_S)
             if loop.time() >= due:

@@ -10,13 +10,16 @@ import asyncio
 import contextlib
 import socket
 import struct
+from collections.abc import Sequence
 from typing import ClassVar, Final
 
 from pipeline.observe import counters as metrics
+from pipeline.sources.protocols.contract import Decoded, Hints
 from pipeline.sources.protocols.streams.syslog import SyslogFraming, syslog_records
 from pipeline.workers.intake.connections import STOP_S, Connection, StreamServer
 from pipeline.workers.intake.door import Door
-from pipeline.workers.intake.gathering import Gathering
+from pipeline.workers.intake.gathering import Gathering, Message
+from pipeline.workers.intake.rule_book import RuleBook
 from pipeline.workers.intake.senders import SentBy
 
 # Linux's SO_MEMINFO: nine numbers, and the last one is how many datagrams found the buffer full.
@@ -25,14 +28,21 @@ _MEMINFO: Final = struct.Struct("=9I")
 LOOK_S: Final = 2.0
 
 
+def _gathering(door: Door, key: str, book: RuleBook) -> Gathering:
+    def decode(messages: Sequence[Message]) -> Decoded:
+        return syslog_records(messages, Hints(protocol="syslog", key=key, rules=book.rules))
+
+    return Gathering(door, SentBy(protocol="syslog", key=key, peer=""), decode)
+
+
 class SyslogServer(StreamServer):
     """Syslog over TCP, or over TLS where `start` is given files."""
 
     protocol: ClassVar[str] = "syslog"
 
-    def __init__(self, door: Door, *, key: str = "") -> None:
-        super().__init__(door, key=key)
-        self._gathering = Gathering(door, SentBy(protocol="syslog", key=key, peer=""), syslog_records)
+    def __init__(self, door: Door, *, key: str = "", rules: RuleBook | None = None) -> None:
+        super().__init__(door, key=key, rules=rules)
+        self._gathering = _gathering(door, key, self.rules)
 
     async def converse(self, connection: Connection) -> None:
         framing = SyslogFraming()
@@ -56,8 +66,8 @@ class SyslogServer(StreamServer):
 class SyslogDatagrams(asyncio.DatagramProtocol):
     """Syslog over UDP: a datagram is a message."""
 
-    def __init__(self, door: Door, *, key: str = "") -> None:
-        self._gathering = Gathering(door, SentBy(protocol="syslog", key=key, peer=""), syslog_records)
+    def __init__(self, door: Door, *, key: str = "", rules: RuleBook | None = None) -> None:
+        self._gathering = _gathering(door, key, rules or RuleBook())
         self._transport: asyncio.DatagramTransport | None = None
         self.address = ("", 0)  # where it listens
         self._lost = 0  # what the kernel said last

@@ -34,6 +34,7 @@ from pipeline.redis.leases import Leases
 from pipeline.redis.shards import of_shard
 from pipeline.settings import Settings
 from pipeline.settings.kafka import kafka_packages, with_absolute_files
+from pipeline.sources.protocols.rules import read_rules
 from pipeline.watching.sessions import keys as session_keys
 from pipeline.workers import flower as flower_process
 from pipeline.workers import sockets
@@ -73,6 +74,7 @@ class Stack:
             results_dir=None if settings.data.results_dir is None else settings.data.results_dir.absolute(),
             masks=tuple(path.absolute() for path in settings.intake.masks),
             kafka_source=settings.kafka.source and with_absolute_files(settings.kafka.source),
+            workload_rules=None if settings.intake.rules is None else settings.intake.rules.absolute(),
             opensearch_ca=None if settings.opensearch.ca is None else settings.opensearch.ca.absolute(),
             supervisor_pid=os.getpid(),
         )
@@ -94,6 +96,7 @@ class Stack:
     def __enter__(self) -> Self:
         began = time.monotonic()
         MaskSet.load(extra=self.settings.intake.masks)  # a bad mask is said here, not by every batch
+        read_rules(self.settings.intake.rules)
         session_keys.user_patterns(self.settings.watch.session_keys)
         parse_tenants(self.settings.gpu.tenants)
         for package in kafka_packages(self.settings.kafka.source):

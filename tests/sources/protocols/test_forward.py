@@ -13,7 +13,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.sources.protocols.contract import Undecodable
+from pipeline.sources.protocols.contract import Hints, Undecodable
 from pipeline.sources.protocols.streams import forward
 from pipeline.sources.protocols.streams.forward import (
     ForwardFraming,
@@ -59,7 +59,7 @@ def test_the_values_of_a_stream_do_not_depend_on_where_it_is_cut(sent: list[Any]
 def test_any_bytes_are_messages_or_are_refused(stream: bytes) -> None:
     try:
         messages = [forward_message(value) for value in ForwardFraming().feed(stream)]
-        forward_records([(message.tag, forward_lines(message)) for message in messages if message], "")
+        forward_records([(message.tag, forward_lines(message)) for message in messages if message], Hints())
     except Undecodable as exc:
         assert str(exc)
 
@@ -99,12 +99,12 @@ def test_an_event_of_any_shape_is_a_document(event: list[Any], document: dict[st
 
 def test_records_have_time_and_workload() -> None:
     decoded = forward_records(
-        [("kube.pod", lines_of(["kube.pod", EVENTS])), ("edge", ['{"log":"x"}'])], "192.0.2.7"
+        [("kube.pod", lines_of(["kube.pod", EVENTS])), ("edge", ['{"log":"x"}'])], Hints(peer="192.0.2.7")
     )
     assert decoded.records.workloads == ["shop"] * 3 + ["edge"]
     assert decoded.records.timestamps == [AT * 1_000_000 + 123_456] * 3 + [None]
     assert not decoded.distinct
-    assert forward_records([("t", lines_of(["t", EVENTS]))], "").distinct
+    assert forward_records([("t", lines_of(["t", EVENTS]))], Hints()).distinct
 
 
 DEEP: Any = "x"

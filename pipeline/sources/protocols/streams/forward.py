@@ -140,11 +140,11 @@ def forward_lines(message: ForwardMessage) -> list[str]:
     return lines
 
 
-def forward_records(messages: Sequence[tuple[str, Sequence[str]]], peer: str) -> Decoded:
+def forward_records(messages: Sequence[tuple[str, Sequence[str]]], hints: Hints) -> Decoded:
     """Documents by their tags as the records of one request."""
     lines = [line for _, documents in messages for line in documents]
     tags = [tag for tag, documents in messages for _ in documents]
-    return posted_documents(lines, tags, Hints(peer=peer))
+    return posted_documents(lines, tags, hints)
 
 
 def acknowledgement(chunk: bytes) -> bytes:

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from pipeline.records.pushed import PushedRecords
-from pipeline.sources.protocols.contract import Decoded
+from pipeline.sources.protocols.contract import Decoded, Hints
+from pipeline.sources.protocols.origins import PLAIN, by_rules
 from pipeline.sources.protocols.workloads import of_program
 
 # RFC 5424 asks for 2 KiB; a record of a file holds as much.
@@ -115,11 +116,12 @@ def _line_end(buffer: bytearray, start: int) -> int:
     return nul if nul >= 0 else newline
 
 
-def syslog_records(messages: Iterable[tuple[bytes, str]]) -> Decoded:
+def syslog_records(messages: Iterable[tuple[bytes, str]], hints: Hints | None = None) -> Decoded:
     """Messages, each with the address of its sender, as records.
 
-    The workload is host and application of the header, else the address. A decoder of `Hints` does not fit:
+    The workload is host and application of the header, else the address. `hints`: of the listener, because
     messages of many connections come together."""
+    rules = None if hints is None or not hints.rules else hints
     raws: list[str | None] = []
     names: list[str] = []
     hosts: list[str | None] = []
@@ -130,7 +132,12 @@ def syslog_records(messages: Iterable[tuple[bytes, str]]) -> Decoded:
         host, app = (found["host"], found["app"] or "-") if found else ("-", "-")
         raws.append(raw)
         program = app.rpartition("/")[2] if app.startswith("/") else app
-        names.append(of_program(host if host != "-" else peer, program if program != "-" else ""))
+        program = program if program != "-" else ""
+        name = of_program(host if host != "-" else peer, program)
+        if rules is not None:
+            facts = {"host": host if host != "-" else "", "program": program}
+            name = by_rules(rules, PLAIN, facts, name, peer=peer)
+        names.append(name)
         hosts.append(peer if host == "-" and peer else None)  # else the header says it
         fractions.append(found["fraction"] if found else None)
     return Decoded(
