@@ -18,7 +18,6 @@ from pipeline.records.schema import raw_frame
 from pipeline.sources import files, formats
 from pipeline.sources.chunks import Chunk
 from pipeline.sources.unpacking import Note
-from pipeline.sources.wrappers import WRAPPERS, inner_lines, recognised, uncoloured
 from pipeline.units import listed, one_line, plural
 
 LOOKED_AT: Final = 2_000  # records of a file
@@ -79,7 +78,8 @@ def file_facts(path: Path, choice: FormatChoice, *, zone: str, note: Note) -> It
 def _facts(name: str, chunk: Chunk | None, zone: str) -> FileFacts:
     records, names = (raw_frame([]), ()) if chunk is None else (chunk.records, chunk.formats)
     now = utc_now()
-    claimed, shares = _claims(records["raw"], names)
+    claimed, counts = formats.format_claims(records["raw"], names)
+    shares = {shown(name): count / records.height for name, count in counts.items()}
     parsed = formats.parse(records, names, arrived=now, zone=zone)
     unknown = records.filter(~claimed & records["raw"].str.contains(r"\S")).head(_SHOWN)
     rows = parsed.with_columns(pl.when("timed").then("timestamp").alias("timestamp"))
@@ -97,23 +97,6 @@ def _facts(name: str, chunk: Chunk | None, zone: str) -> FileFacts:
         .select(_FIELDS)
         .to_dicts(),
     )
-
-
-def _claims(raw: pl.Series, names: Sequence[str]) -> tuple[pl.Series, dict[str, float]]:
-    """Which records have a known format, and the share of each: of several formats the most specific."""
-    plain, inner = uncoloured(raw), inner_lines(raw, tuple(names))
-    claimed = pl.repeat(value=False, n=raw.len(), dtype=pl.Boolean, eager=True)
-    shares: dict[str, float] = {}
-    ranks = {name: rank for rank, name in enumerate(formats.NAMES)}
-    for name in sorted(names, key=lambda name: ranks.get(name, -1)):  # declared ones and tables come first
-        if name in WRAPPERS:
-            hit = recognised(plain, name)
-        else:
-            hit = formats.head_mask(inner, (name,)) & ~claimed
-            claimed = claimed | hit
-        if hit.any():
-            shares[shown(name)] = int(hit.sum()) / raw.len()
-    return claimed, shares
 
 
 def _list(choice: FormatChoice, *, as_json: bool) -> None:

@@ -178,6 +178,11 @@ REQUEST_SECONDS: Final = Meter(
     labels={"protocol": PROTOCOLS},
     buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
 )
+RECOGNISED: Final = Meter(
+    name="logweir_intake_recognised_total",
+    about="Lines of samples of senders: of a known format, with fields of their protocol, or of no format.",
+    labels={"protocol": PROTOCOLS, "as": ("format", "fields", "none")},
+)
 MESSAGES_DROPPED: Final = Meter(
     name="logweir_intake_dropped_total",
     about="Datagrams for which there was no room, in the intake or in the kernel's buffer before it.",
@@ -297,6 +302,11 @@ def kafka_read(records: int, *, tombstones: int, unreadable: int) -> None:
     _count(KAFKA_RECORDS, records, "read")
     _count(KAFKA_RECORDS, tombstones, "tombstone")
     _count(KAFKA_RECORDS, unreadable, "unreadable")
+
+
+def lines_recognised(protocol: str, kind: str, lines: int) -> None:
+    """So many lines of a sample of a sender were looked at."""
+    _count(RECOGNISED, lines, protocol, kind)
 
 
 def started(role: str) -> None:

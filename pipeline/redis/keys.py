@@ -96,6 +96,8 @@ class Keys:
         "1,000; `logweir keys revoke`")
     senders = Key("hash `protocol key peer` -> JSON", "who sends, how much, and when last",
         "1,000; the longest silent one goes; TTL 30 days")
+    samples = Key("list JSON", "a few lines of each sender, whose formats a worker looks for",
+        "the sweep takes them out; 200; TTL 5 minutes")
     acknowledged = Key("string", "the write that WAIT asks for (redis/scripts.py)", "TTL a minute")
     totals = KeyFamily("<workload>", "hash", "lines accepted, stored, dead, discarded; lines by outcome",
         "one per workload, never deleted")

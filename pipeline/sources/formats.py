@@ -6,7 +6,7 @@ arrival time. `parse` tries formats in the order of their table, specific before
 `detect` is by frequency."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -74,6 +74,7 @@ BLOCKS: Final = frozenset(form.name for form in TEXT_FORMATS if form.block)
 _TEXTS: Final = frozenset(f.name for f in TEXT_FORMATS)
 _NAMED: Final = re.compile(r"\(\?P<\w+>")
 _PARSED: Final = ("timestamp", "level", "host", "process", "service", "message")
+NO_FORMAT: Final = "none"
 _HEAD: Final = "logweir_head"
 _HEADER_CHARS: Final = 1024  # a header is shorter than this; see `_groups`
 # RFC 5424 §6.2.1, severities 0 to 7
@@ -272,6 +273,38 @@ def guesses(formats: tuple[str, ...], lines: Sequence[str] = ()) -> dict[str, fr
         if guessed:
             found[name] = guessed
     return found
+
+
+def format_claims(raw: pl.Series, names: Sequence[str]) -> tuple[pl.Series, Mapping[str, int]]:
+    """True for records of a known format, and the count of each format: of several the most specific.
+
+    A record in a wrapper counts for the wrapper and for the format inside."""
+    plain, inner = uncoloured(raw), inner_lines(raw, tuple(names))
+    claimed = pl.repeat(value=False, n=raw.len(), dtype=pl.Boolean, eager=True)
+    counts: dict[str, int] = {}
+    for name in sorted(names, key=lambda name: _RANK.get(name, -1)):  # declared ones and tables come first
+        if name in WRAPPERS:
+            hit = recognised(plain, name)
+        else:
+            hit = head_mask(inner, (name,)) & ~claimed
+            claimed = claimed | hit
+        if hit.any():
+            counts[name] = int(hit.sum())
+    return claimed, counts
+
+
+def format_counts(lines: Sequence[str]) -> dict[str, int]:
+    """How many of a few lines have each format, by names for people; NO_FORMAT for those without one."""
+    raw = pl.Series("raw", lines, dtype=pl.String)
+    claimed, counts = format_claims(raw, detect(lines))
+    found = {_name_for_people(name): count for name, count in counts.items() if name not in WRAPPERS}
+    if unclaimed := raw.len() - int(claimed.sum()):
+        found[NO_FORMAT] = unclaimed
+    return found
+
+
+def _name_for_people(name: str) -> str:
+    return "table" if is_layout(name) or name.startswith(MARK) else name
 
 
 def head_mask(raw: pl.Series, formats: tuple[str, ...]) -> pl.Series:

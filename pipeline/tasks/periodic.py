@@ -18,6 +18,7 @@ from pipeline.redis.keys import SHARED
 from pipeline.redis.leases import TRAINING
 from pipeline.tasks.backfill import call_readers
 from pipeline.tasks.context import Context
+from pipeline.tasks.recognise import recognise_samples
 
 NAME: Final = TASK_SWEEP
 # Batches to rescore per sweep: enough to keep the workers busy, few beside fresh ones.
@@ -61,6 +62,7 @@ def sweep(context: Context) -> int:
             sent += 1
     sent += revive(context)
     sent += call_readers(context)
+    recognise_samples(context)
     if sent:
         logger().info("sweep.sent", batches=sent)
     return sent

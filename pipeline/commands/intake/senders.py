@@ -17,6 +17,7 @@ from pipeline.workers.intake.senders import read_senders
 from pipeline.workers.kafka.progress import PartitionProgress, stored_partitions
 
 SHOWN = 50
+FORMATS = 3
 
 
 def main(args: argparse.Namespace) -> int:
@@ -37,13 +38,14 @@ def main(args: argparse.Namespace) -> int:
         console.print("nobody has sent to the intake; `logweir intake` shows how", markup=False)
         return 0
     table = Table(
-        "protocol", "key", "from", "lines", "requests", "duplicates", "refused", "last heard (UTC)",
+        "protocol", "key", "from", "lines", "requests", "duplicates", "refused", "formats", "last heard (UTC)",
         box=None, pad_edge=False,
     )  # fmt: skip
     for one in found[:SHOWN]:
         numbers = (f"{n:,}" for n in (one.lines, one.requests, one.duplicates, one.refused))
         last = f"{one.last:%Y-%m-%d %H:%M:%S}"
-        table.add_row(*map(cell, (one.protocol, one.key or "-", one.peer, *numbers, last)))
+        formats = ", ".join(f"{name} {share:.0%}" for name, share in list(one.formats.items())[:FORMATS])
+        table.add_row(*map(cell, (one.protocol, one.key or "-", one.peer, *numbers, formats or "-", last)))
     console.print(table)
     if len(found) > SHOWN:
         console.print(f"and {plural(len(found) - SHOWN, 'sender')} more; --json shows all", markup=False)

@@ -106,7 +106,11 @@ class Door:
             duplicate = outcome == "duplicate"
             in_now = outcome in ("accepted", "duplicate")
             self.senders.heard(
-                sender, lines=0 if duplicate else lines, refused=not in_now, duplicate=duplicate
+                sender,
+                lines=0 if duplicate else lines,
+                refused=not in_now,
+                duplicate=duplicate,
+                records=records if outcome == "accepted" else None,
             )
         return answer
 

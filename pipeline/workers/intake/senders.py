@@ -1,12 +1,14 @@
 """Who sends to the intake: lines, refusals and the last sign of each sender, in Redis for a month.
 
 A process counts in memory and adds its counts every few seconds. Redis being away loses none of them, up to
-the bound of senders.
+the bound of senders. Once a minute a few lines of a sender go along. The sweep of a worker takes them and
+adds their formats, because this process has no parser.
 """
 
 import json
 import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,6 +17,7 @@ from typing import Final
 import redis
 
 from pipeline.errors import RedisUnavailable
+from pipeline.records.pushed import PushedRecords
 from pipeline.redis.connection import answering, text_map
 from pipeline.redis.keys import Keys
 from pipeline.redis.scripts import Scripts
@@ -27,7 +30,18 @@ PUSH_S: Final = 5.0
 STEADY_MS: Final = 3_600_000
 SILENT_MS: Final = 900_000
 LEFT_MS: Final = 86_400_000
+# A sender shows so many records, so often; a push shows so many senders.
+SAMPLE: Final = 20
+SAMPLE_S: Final = 60.0
+SAMPLED: Final = 100
+_SAMPLE_CHARS: Final = 1_000
+_SAMPLES_KEPT: Final = 200  # in Redis, where no worker takes them
+_SAMPLES_S: Final = 300
 _SEPARATOR: Final = "\x1f"  # no name of a key has it, and no address
+
+
+# Raw texts that a worker is to parse, and how many records had their fields from the protocol.
+Sample = tuple[list[str], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +74,7 @@ class HeardSender:
     duplicates: int
     first: datetime
     last: datetime
+    formats: Mapping[str, float]  # the share of each in the lines that were looked at lately
 
 
 class SenderCounts:
@@ -67,12 +82,20 @@ class SenderCounts:
 
     def __init__(self) -> None:
         self._counts: dict[SentBy, _Counts] = {}
+        self._samples: dict[SentBy, Sample] = {}
+        self._sampled: dict[SentBy, float] = {}  # when each was last
         self._lock = threading.Lock()
 
     def heard(
-        self, sender: SentBy, *, lines: int = 0, refused: bool = False, duplicate: bool = False
+        self,
+        sender: SentBy,
+        *,
+        lines: int = 0,
+        refused: bool = False,
+        duplicate: bool = False,
+        records: PushedRecords | None = None,
     ) -> None:
-        """One more request."""
+        """One more request. `records`: those that are in by it."""
         with self._lock:
             if sender not in self._counts and len(self._counts) >= MAX_SENDERS:
                 return
@@ -81,11 +104,24 @@ class SenderCounts:
             counts.requests += 1
             counts.refused += refused
             counts.duplicates += duplicate
+            if (
+                records is not None
+                and records.height
+                and sender not in self._samples
+                and len(self._samples) < SAMPLED
+            ):
+                now = time.monotonic()
+                if now - self._sampled.get(sender, -SAMPLE_S) >= SAMPLE_S:
+                    self._sampled[sender] = now
+                    self._samples[sender] = _sample(records)
 
     def push(self, client: "redis.Redis", settings: Settings) -> None:
         """Add them to Redis. Without Redis they stay for the next push."""
         with self._lock:
             counted, self._counts = self._counts, {}
+            samples, self._samples = self._samples, {}
+            if len(self._sampled) > MAX_SENDERS:
+                self._sampled.clear()
         if not counted:
             return
         named = [
@@ -97,6 +133,7 @@ class SenderCounts:
             Scripts(client).run(
                 "intake/heard", [Keys(settings.redis.key_prefix).senders], [MAX_SENDERS, KEEP_S, *named]
             )
+            _push_samples(client, settings, samples)
         except (RedisUnavailable, redis.RedisError):
             with self._lock:
                 for sender, c in counted.items():
@@ -115,9 +152,15 @@ def read_senders(client: "redis.Redis", settings: Settings) -> Sequence[HeardSen
     for name, text in raw.items():
         with suppress(ValueError):
             protocol, key, peer = name.split(_SEPARATOR)
-            facts = {field: int(value) for field, value in json.loads(text).items()}
+            said = json.loads(text)
+            formats = _shares(said.pop("formats", {}))
+            facts = {field: int(value) for field, value in said.items()}
             first, last = (_moment(facts.pop(field)) for field in ("first_ms", "last_ms"))
-            found.append(HeardSender(protocol=protocol, key=key, peer=peer, first=first, last=last, **facts))
+            found.append(
+                HeardSender(
+                    protocol=protocol, key=key, peer=peer, first=first, last=last, formats=formats, **facts
+                )
+            )
     return sorted(found, key=lambda sender: sender.last, reverse=True)
 
 
@@ -131,6 +174,35 @@ def silent_senders(texts: Iterable[bytes], now_ms: int) -> int:
             steady = int(facts["last_ms"]) - int(facts["first_ms"]) >= STEADY_MS
             count += steady and SILENT_MS < quiet_ms < LEFT_MS
     return count
+
+
+def _sample(records: PushedRecords) -> Sample:
+    raws = records.raws or records.messages
+    texts = [
+        raw[:_SAMPLE_CHARS]
+        for raw, message in zip(raws[:SAMPLE], records.messages[:SAMPLE], strict=True)
+        if message is None and raw is not None
+    ]
+    return texts, min(SAMPLE, records.height) - len(texts)
+
+
+def _push_samples(client: "redis.Redis", settings: Settings, samples: Mapping[SentBy, Sample]) -> None:
+    if not samples:
+        return
+    key = Keys(settings.redis.key_prefix).samples
+    packed = [json.dumps([_name(sender), *sample]) for sender, sample in samples.items()]
+    # They are worth no second try.
+    with suppress(redis.RedisError), client.pipeline(transaction=True) as pipe:
+        pipe.rpush(key, *packed)
+        pipe.ltrim(key, -_SAMPLES_KEPT, -1)
+        pipe.expire(key, _SAMPLES_S)
+        pipe.execute()
+
+
+def _shares(counts: Mapping[str, int]) -> Mapping[str, float]:
+    total = sum(counts.values())
+    ranked = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+    return {name: round(count / total, 3) for name, count in ranked}
 
 
 def _moment(ms: int) -> datetime:
