@@ -97,8 +97,9 @@ template(name="logweir" type="list" option.jsonf="on") {{
   property(outname="host" name="hostname" format="jsonf")
   property(outname="service" name="programname" format="jsonf")
   property(outname="level" name="syslogseverity-text" format="jsonf")
-  property(outname="message" name="msg" format="jsonf")
+  property(outname="message" name="$.logweir" format="jsonf")
 }}
+set $.logweir = ltrim($msg);
 action(type="omelasticsearch" server="{host}" serverport="{port}" usehttps="{tls}" bulkmode="on"
        template="logweir" searchIndex="syslog" searchType="" maxbytes="4m"
        action.resumeRetryCount="-1" queue.type="LinkedList" queue.filename="logweir"

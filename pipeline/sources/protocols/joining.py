@@ -1,9 +1,11 @@
 """Stack traces that a shipper split into records become one record again, per stream of a request.
 
 A record continues the record before it in its stream if its text begins with a blank or with words that only
-follow (`Caused by:`, `... 7 more`). So does a text within a traceback of Python. A joined record has at most
-MAX_LINES lines and MAX_BYTES bytes; the line behind it begins another record. A continuation without a record
-before it stays a record: the part before it came in an earlier request.
+follow (`Caused by:`, `... 7 more`). So does a text within a traceback of Python. rsyslog leaves the blank
+behind a tag to the message, so behind a record that begins with one blank, one blank says nothing.
+
+A joined record has at most MAX_LINES lines and MAX_BYTES bytes; the line behind it begins another record. A
+continuation without a record before it stays a record: the part before it came in an earlier request.
 """
 
 import re
@@ -14,6 +16,7 @@ from typing import Final
 MAX_LINES: Final = 1_000
 MAX_BYTES: Final = 65_536  # the cap of a record of a file (sources/framing.py)
 _TRACEBACK: Final = "Traceback (most recent call last):"
+_ONE_BLANK: Final = re.compile(r" [^ \t]")
 _CHAIN: Final = (
     "During handling of the above exception",
     "The above exception was the direct cause",
@@ -32,6 +35,7 @@ class _Stream:
     head: int
     lines: int = 0
     size: int = 0
+    blank: bool = False  # it begins with one blank, as all texts of its stream may do
     traced: bool = False  # it has a traceback of Python
     inside: bool = False  # its last line stands within one
 
@@ -39,12 +43,17 @@ class _Stream:
         """Whether the text continues the open record."""
         if self.lines >= MAX_LINES or self.size + _size(text) > MAX_BYTES:
             return False
+        text = self._without_blank(text)
         if not text.strip():
             return self.traced  # an empty line separates the tracebacks of a chain
         return self.inside or _CONTINUES.match(text) is not None
 
+    def _without_blank(self, text: str) -> str:
+        return text[1:] if self.blank and text[:1] == " " else text
+
     def add(self, text: str) -> None:
-        last = text[text.rfind("\n") + 1 :]
+        last = self._without_blank(text)
+        last = last[last.rfind("\n") + 1 :]
         traced = self.traced or _TRACEBACK in text
         if last.strip():
             self.inside = last.startswith((_TRACEBACK, *_CHAIN)) or (traced and last[0] in " \t")
@@ -77,7 +86,7 @@ def continuations(
         if stream is not None and stream.takes(text):
             found.setdefault(stream.head, []).append(i)
         else:
-            stream = streams[key] = _Stream(head=i)
+            stream = streams[key] = _Stream(head=i, blank=_ONE_BLANK.match(text) is not None)
         stream.add(text)
     return found
 

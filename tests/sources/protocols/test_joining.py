@@ -48,6 +48,16 @@ def test_a_continuation_whose_record_came_earlier_stays_a_record() -> None:
     assert joined(["ERROR a", "\tat b"], "ab") == ["ERROR a", "\tat b"]
 
 
+def test_the_blank_behind_the_tag_of_syslog_joins_nothing() -> None:
+    lines = [" order 1", " order 2", "order 3", " order 4"]
+    assert joined(lines[:2]) == lines[:2]
+    # Without a blank at its head, a record may go on.
+    assert joined(lines) == [" order 1", " order 2", "order 3\n order 4"]
+    for trace in (JAVA, PYTHON[:5]):
+        shifted = [f" {text}" for text in trace]
+        assert joined([" INFO a", *shifted, " INFO b"]) == [" INFO a", "\n".join(shifted), " INFO b"]
+
+
 def test_records_without_a_text_take_no_part() -> None:
     assert joined(["ERROR a", None, "\tat b"]) == ["ERROR a\n\tat b", None]
 
