@@ -20,6 +20,29 @@ from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 
 TIMEOUT_S = 20.0
+# The process of the intake, except that it dies once its script has run while `mark` is there. Beside it a
+# file lists the answers of the script.
+DIES = """
+import os, signal, sys
+from pathlib import Path
+from pipeline.ledger.intake import Intake
+from pipeline.workers.exits import exit_code
+from pipeline.workers.intake.server import main
+
+accept_all, mark = Intake.accept_all, Path(sys.argv.pop())
+
+def dies(*args, **kwargs):
+    answer = accept_all(*args, **kwargs)
+    with mark.with_suffix(".answers").open("a") as answers:
+        print(type(answer).__name__, file=answers)
+    if mark.exists():
+        mark.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return answer
+
+Intake.accept_all = dies
+raise SystemExit(exit_code(main))
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,8 @@
 A time that is unreadable, or outside the years that records can hold, is None and never an error.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -15,6 +16,7 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 # Below each bound a number counts seconds, milliseconds, microseconds; above all of them nanoseconds.
 _SECONDS, _MILLISECONDS, _MICROSECONDS = 1e11, 1e14, 1e17
 _MOST_DIGITS: Final = 30
+_FRACTION: Final = re.compile(r":[0-9]{2}[.,]([0-9]+)")
 
 
 def of_nanoseconds(value: int | str | None) -> int | None:
@@ -71,6 +73,20 @@ def has_fraction(value: object) -> bool:
     if isinstance(value, str):
         return "." in value or "," in value or value.isdecimal()
     return isinstance(value, int | float)
+
+
+def are_microseconds(fractions: Iterable[str]) -> bool:
+    """Whether times with these digits behind the second tell equal lines apart.
+
+    A program writes the same line twice in a millisecond, not in a microsecond."""
+    digits = list(fractions)
+    return all(len(text) >= 6 for text in digits) and any(int(text[:6]) % 1000 for text in digits)
+
+
+def fraction_of(value: object) -> str:
+    """The digits behind the second of a time in ISO 8601, "" for none."""
+    found = _FRACTION.search(value) if isinstance(value, str) else None
+    return found[1] if found else ""
 
 
 def are_fine(times: Sequence[int | None]) -> bool:

@@ -5,7 +5,7 @@ needs neither Polars nor torch: it runs in the process that receives. It raises 
 whole request, and takes nothing else for an error: a record that it cannot understand is stored as text.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.errors import BadInput
@@ -29,6 +29,7 @@ class Hints:
     peer: str = ""  # address of the sender
     protocol: str = ""
     key: str = ""  # name of the sender's key
+    one_by_one: bool = False  # the sender may repeat the records of a request one by one
     rules: WorkloadRules = NO_RULES  # asked where no workload is chosen
 
 
@@ -43,6 +44,9 @@ class Decoded:
     records: PushedRecords
     # Each record has a client's time finer than a second: an equal body is the same request, sent again.
     distinct: bool
+    # Of each record, a text that no other record has: its sender may repeat it with other companions. Empty
+    # where records have no such text, or where a sender repeats whole requests.
+    apart: Sequence[bytes] = ()
     rejected: int = 0  # records that were left out, where the protocol can say so
     why: str = ""  # of `rejected`
 

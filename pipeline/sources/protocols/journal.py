@@ -65,7 +65,10 @@ def decode_journal(body: bytes, hints: Hints) -> Decoded:
         raws=column_of(raws),
         workloads=names,
     )
-    return Decoded(records=records, distinct=distinct)
+    # After a failure the next upload begins at the same entry, and has those that came meanwhile.
+    cursors = [entries[i].get(b"__CURSOR", b"") for i in rows]
+    apart = [b"%b\0%b" % (c, texts[i].encode()) for c, i in zip(cursors, rows, strict=True)]
+    return Decoded(records=records, distinct=distinct, apart=apart if all(cursors) else ())
 
 
 def _entries(body: bytes) -> list[Fields]:

@@ -53,6 +53,9 @@ def posted_documents(
     for head, others in found.items():
         raws[head] = _with_text(lines[head], documents[head].text_key, joined_text(texts, head, others))
     rows = heads(len(lines), found)
+    apart: Sequence[bytes] = ()
+    if hints.one_by_one and client_times.are_microseconds(map(client_times.fraction_of, moments)):
+        apart = [f"{names[i]}\0{raws[i]}".encode("utf-8", "replace") for i in rows]
     return Decoded(
         records=PushedRecords(
             [None] * len(rows),
@@ -62,6 +65,7 @@ def posted_documents(
             places=None if places is None else [places[i] for i in rows],
         ),
         distinct=distinct,
+        apart=apart,
     )
 
 

@@ -18,6 +18,7 @@ from pipeline.logs import logger
 from pipeline.observe import counters as metrics
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
 from pipeline.workers.intake.door import Door
+from pipeline.workers.intake.identity import Identity
 from pipeline.workers.intake.rule_book import RuleBook
 from pipeline.workers.intake.senders import SentBy
 from pipeline.workers.intake.taking import seconds_to_next_try
@@ -215,7 +216,9 @@ class StreamServer(ABC):
         """Of a message of this address."""
         return Hints(protocol=self.protocol, key=self.key, peer=peer, rules=self.rules.rules)
 
-    async def take(self, connection: Connection, decoded: Decoded, *, identity: str, repeats: bool) -> bool:
+    async def take(
+        self, connection: Connection, decoded: Decoded, *, identity: Identity, repeats: bool
+    ) -> bool:
         """Waits until the door has the records. False when the connection ends before that.
 
         `repeats`: the client sends again what was not answered. Without that, records are also taken from a

@@ -8,6 +8,7 @@ import itertools
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from starlette.responses import Response
@@ -101,7 +102,7 @@ class BulkDialect(Dialect):
     protocol = "bulk"
 
     def decode(self, body: bytes, hints: Hints) -> Decoded:
-        return bulk.decode_bulk(body, hints)
+        return bulk.decode_bulk(body, replace(hints, one_by_one=_is_rsyslog(hints)))
 
     def stored(self, body: bytes, _hints: Hints, _decoded: Decoded, /) -> Response:
         answer = bulk.bulk_success(bulk.bulk_operations(body), took_ms=1)
@@ -110,9 +111,9 @@ class BulkDialect(Dialect):
     def refused(self, hints: Hints, refused: RequestRefused, /) -> Response:
         headers = {**_headers(refused), **preamble.ELASTIC_HEADERS}
         if refused.kind in AGAIN:
-            if "user-agent" not in hints.headers:
+            if _is_rsyslog(hints):
                 # rsyslog before April 2026 takes every answer for the end of its batch, and only repeats it
-                # after a broken connection. Of all senders it alone says no name.
+                # after a broken connection.
                 return CutResponse(status_code=429)
             return Response(bulk.bulk_full(str(refused)), 429, headers, media_type=JSON)
         kind, status = _ELASTIC.get(refused.kind, "illegal_argument_exception"), STATUS[refused.kind]
@@ -191,6 +192,11 @@ class JournalDialect(Dialect):
 
     def refused(self, _hints: Hints, refused: RequestRefused, /) -> Response:
         return Response(f"{refused}\n", STATUS[refused.kind], _headers(refused), media_type=PLAIN)
+
+
+def _is_rsyslog(hints: Hints) -> bool:
+    """Of all senders of `_bulk` it alone says no name. After a failure it sends each document apart."""
+    return "user-agent" not in hints.headers
 
 
 def json_answer(

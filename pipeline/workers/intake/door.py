@@ -23,7 +23,7 @@ from pipeline.records.pushed import PushedRecords
 from pipeline.sources.protocols.contract import Decoded
 from pipeline.sources.protocols.workloads import UNKNOWN
 from pipeline.workers.intake.batches import take_rows, text_size, window_batches, with_usable_names
-from pipeline.workers.intake.identity import told_apart
+from pipeline.workers.intake.identity import Identity, told_apart
 from pipeline.workers.intake.senders import SenderCounts, SentBy
 
 # Between two commits, unless a window is full sooner. A batch costs stage ingest 22 ms however small it is: a
@@ -54,7 +54,7 @@ class _Waiting:
     """A request, or its part for one Redis, until it is decided."""
 
     records: PushedRecords
-    identity: RequestIdentity
+    identities: tuple[RequestIdentity, ...]  # of the request, or of each of its records
     size: int
     backfill: bool
     since: float
@@ -78,8 +78,9 @@ class Door:
         self.held = 0  # bytes of undecided requests
         self._windows: dict[int, _Window] = {}  # by the producer of a cell
 
-    async def take(self, decoded: Decoded, *, identity: str = "", sender: SentBy) -> Accepted | Full:
-        """`identity`: of identity.py; "" for a request that cannot be told from an equal one.
+    async def take(self, decoded: Decoded, *, identity: Identity = "", sender: SentBy) -> Accepted | Full:
+        """`identity`: of identity.py; "" for a request that cannot be told from an equal one. If each record
+        has one, records that are in already are left out.
 
         Accepted: every record is stored exactly once, whatever happens from here on. Full: nothing was
         taken. Where there are cells, a part may be in, which a retry with an identity does not repeat.
@@ -114,7 +115,9 @@ class Door:
             )
         return answer
 
-    async def _decided(self, records: PushedRecords, size: int, identity: RequestIdentity) -> Accepted | Full:
+    async def _decided(
+        self, records: PushedRecords, size: int, identities: tuple[RequestIdentity, ...]
+    ) -> Accepted | Full:
         if self.held and self.held + size > HELD_BYTES:
             return Full(pending_bytes=self.held, pending_batches=0, reason="process", retry_after_s=RETRY_S)
         backfill = self.producer.is_past(records.latest)
@@ -122,8 +125,15 @@ class Door:
         try:
             answers = await asyncio.gather(
                 *(
-                    self._window(producer).take(part, identity=identity, size=size, backfill=backfill)
-                    for producer, part in self._by_cell(records)
+                    self._window(producer).take(
+                        part,
+                        identities=identities
+                        if len(identities) == 1
+                        else tuple(identities[row] for row in rows),
+                        size=size,
+                        backfill=backfill,
+                    )
+                    for producer, part, rows in self._by_cell(records)
                 ),
                 return_exceptions=True,
             )
@@ -131,17 +141,17 @@ class Door:
             self.held -= size
         return _worst(answers)
 
-    def _by_cell(self, records: PushedRecords) -> list[tuple[Producer, PushedRecords]]:
-        """The records of each Redis. Most pipelines have one."""
+    def _by_cell(self, records: PushedRecords) -> list[tuple[Producer, PushedRecords, Sequence[int]]]:
+        """The records of each Redis, and their rows. Most pipelines have one."""
         names = records.workloads or [UNKNOWN]
         cells = {name: self.producer.cell(name) for name in set(names)}
         if len(set(map(id, cells.values()))) == 1:
-            return [(next(iter(cells.values())), records)]
+            return [(next(iter(cells.values())), records, range(records.height))]
         rows: dict[int, list[int]] = {}
         for row, name in enumerate(names):
             rows.setdefault(id(cells[name]), []).append(row)
         producers = {id(producer): producer for producer in cells.values()}
-        return [(producers[key], take_rows(records, chosen)) for key, chosen in rows.items()]
+        return [(producers[key], take_rows(records, chosen), chosen) for key, chosen in rows.items()]
 
     def _window(self, producer: Producer) -> "_Window":
         if (window := self._windows.get(id(producer))) is None:
@@ -179,14 +189,19 @@ class _Window:
     _task: "asyncio.Task[None] | None" = None
 
     async def take(
-        self, records: PushedRecords, *, identity: RequestIdentity, size: int, backfill: bool
+        self,
+        records: PushedRecords,
+        *,
+        identities: tuple[RequestIdentity, ...],
+        size: int,
+        backfill: bool,
     ) -> Accepted | Full:
         loop = asyncio.get_running_loop()
         if self._task is None or self._task.done():
             self._task = loop.create_task(self._run(), name="intake-window")
         request = _Waiting(
             records=records,
-            identity=identity,
+            identities=identities,
             size=size,
             backfill=backfill,
             since=loop.time(),
@@ -226,8 +241,9 @@ class _Window:
                     await _either(self._enough, due - loop.time())
             unit = self._cut()
             if unit:
-                self.committed = loop.time()
-                await self._commit(unit)
+                before, self.committed = self.committed, loop.time()
+                if not await self._commit(unit):
+                    self.committed = before
             self._enough.clear()
             self._records = sum(request.records.height for request in self.waiting)
             self._bytes = sum(request.size for request in self.waiting)
@@ -246,42 +262,44 @@ class _Window:
             request = self.waiting.popleft()
             if request.answer.done():
                 continue
-            if (unit and request.backfill != unit[0].backfill) or request.identity.name in names:
+            own = {identity.name for identity in request.identities if identity.name}
+            if (unit and request.backfill != unit[0].backfill) or not names.isdisjoint(own):
                 later.append(request)
                 continue
-            if request.identity.name:
-                names.add(request.identity.name)
+            names |= own
             unit.append(request)
             records += request.records.height
             size += request.size
         self.waiting.extendleft(reversed(later))
         return unit
 
-    async def _commit(self, unit: list[_Waiting]) -> None:
-        """Decides every request of the unit, or puts it back while there may be room soon."""
+    async def _commit(self, unit: list[_Waiting]) -> bool:
+        """Decides every request of the unit, or puts it back while there may be room soon. False where all of
+        it was in already, which costs the pipeline nothing."""
         while unit:
             try:
                 answer = await self._accepted(unit)
             except RedisUnavailable as exc:
                 for request in unit:
                     request.fail(exc)
-                return
+                return True
             except Exception as exc:  # noqa: BLE001 - logged there; one must not spoil the others
                 await self._one_by_one(unit, exc)
-                return
+                return True
             match answer:
                 case Known():
                     unit = _without_known(unit, answer)
                 case Full():
                     await self._wait_for_room(unit, answer)
-                    return
+                    return True
                 case Accepted():
                     by_backlog = SHORT_S * (1 + answer.pending_batches / WAITING_FEW)
                     by_records = WINDOW_S * (1 - sum(r.records.height for r in unit) / FILLED)
                     self.pause_s = min(WINDOW_S, max(by_backlog, by_records))
                     for request in unit:
                         request.decide(answer)
-                    return
+                    return True
+        return False
 
     async def _accepted(self, unit: Sequence[_Waiting]) -> Accepted | Full | Known:
         """Tries the same batches again where the answer of Redis was lost."""
@@ -292,7 +310,7 @@ class _Window:
                 answer = await self._in_thread(
                     partial(self.producer.accept_all, backfill=unit[0].backfill),
                     batches,
-                    [request.identity for request in unit],
+                    [identity for request in unit for identity in request.identities],
                 )
             except RedisUnavailable:
                 if self.closing or asyncio.get_running_loop().time() > deadline:
@@ -343,14 +361,28 @@ class _Window:
 
 
 def _without_known(unit: Sequence[_Waiting], known: Known) -> list[_Waiting]:
-    for index in known.duplicates:
-        unit[index].decide(Accepted(batch_id="", duplicate=True))
-    for index in known.conflicts:
-        unit[index].fail(
-            IdentityConflict("this key was used for another body before; give every request a key of its own")
-        )
-    known_indices = {*known.duplicates, *known.conflicts}
-    return [request for index, request in enumerate(unit) if index not in known_indices]
+    """The requests, or their records, that are not in yet."""
+    duplicates, conflicts = set(known.duplicates), set(known.conflicts)
+    remaining: list[_Waiting] = []
+    begin = 0
+    for request in unit:
+        places = range(begin, begin + len(request.identities))
+        begin = places.stop
+        fresh = [row for row, place in enumerate(places) if place not in duplicates]
+        if not conflicts.isdisjoint(places):
+            request.fail(
+                IdentityConflict(
+                    "this key was used for another body before; give every request a key of its own"
+                )
+            )
+        elif not fresh:
+            request.decide(Accepted(batch_id="", duplicate=True))
+        else:
+            if len(fresh) < len(places):
+                request.records = take_rows(request.records, fresh)
+                request.identities = tuple(request.identities[row] for row in fresh)
+            remaining.append(request)
+    return remaining
 
 
 def _worst(answers: "Sequence[Accepted | Full | BaseException]") -> Accepted | Full:

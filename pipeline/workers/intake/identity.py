@@ -1,15 +1,20 @@
 """The identity of a request: a retry has that of its first try, whatever else a window holds.
 
 A declared key is bound to the digest of its body. Without one, the body tells requests apart only if each of
-its records carries a time finer than a second: `GET /health 200` is written many times a day.
+its records carries a time finer than a second: `GET /health 200` is written many times a day. rsyslog and
+systemd-journal-upload repeat records with other companions, so each of theirs has an identity.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 from pipeline.records.batch import digest
 from pipeline.records.delivery import RequestIdentity
 
 _SIZE: Final = 16  # bytes of a digest
+# Of a request, "" for none; or of each of its records.
+Identity = str | Sequence[str]
 
 
 def declared(name: str, body: bytes, *, key: str = "", path: str = "") -> str:
@@ -24,7 +29,17 @@ def of_body(body: bytes, *, distinct: bool, key: str = "", path: str = "") -> st
     return digest("body", key, path, body, size=_SIZE) if distinct else ""
 
 
-def told_apart(identity: str) -> RequestIdentity:
-    """An identity of this module as the gate compares it."""
-    name, _, body = identity.partition("=")
-    return RequestIdentity(name=name, body=body)
+def of_records(texts: Sequence[bytes], *, key: str = "", path: str = "") -> list[str]:
+    """The identities of records that come again with others. Equal ones are told apart by their order."""
+    seen: Counter[bytes] = Counter()
+    names = []
+    for text in texts:
+        names.append(digest("record", key, path, str(seen[text]), text, size=_SIZE))
+        seen[text] += 1
+    return names
+
+
+def told_apart(identity: Identity) -> tuple[RequestIdentity, ...]:
+    """Identities of this module as the gate compares them."""
+    pairs = (one.partition("=") for one in ([identity] if isinstance(identity, str) else identity))
+    return tuple(RequestIdentity(name=name, body=body) for name, _, body in pairs)

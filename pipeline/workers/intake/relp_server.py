@@ -1,10 +1,10 @@
 """Syslog over RELP: the only syslog whose sender learns that a message is stored.
 
 A transaction is answered when the door has accepted it. While the door is full, the answer waits: rsyslog
-sends at most a window of unanswered messages (128 by default) and sends them again over a new connection. A
-message may then be stored twice, unless all messages that came together carry a time finer than a second and
-come together again. One group of a connection is underway at a time, so a larger `windowSize` of omrelp sends
-faster.
+sends at most a window of unanswered messages (128 by default) and sends them again over a new connection,
+together with others. A message with a time in microseconds is known then. Messages with coarser times may be
+stored twice, unless all that came together have a fraction and come together again. One group of a connection
+is underway at a time, so a larger `windowSize` of omrelp sends faster.
 """
 
 from typing import ClassVar, Final
@@ -14,7 +14,7 @@ from pipeline.sources.protocols.contract import Undecodable
 from pipeline.sources.protocols.streams.relp import OK, Frame, RelpFraming, open_response, response
 from pipeline.sources.protocols.streams.syslog import syslog_records
 from pipeline.workers.intake.connections import Connection, StreamServer
-from pipeline.workers.intake.identity import of_body
+from pipeline.workers.intake.identity import Identity, of_body, of_records
 
 # After an answer, a client sends its window message by message; they are worth one request to the door.
 _GATHER_S: Final = 0.01
@@ -62,7 +62,9 @@ class RelpServer(StreamServer):
         if messages:
             decoded = syslog_records(messages, self.hints())
             body = b"".join(b"%d %s" % (len(message), message) for message, _ in messages)
-            identity = of_body(body, distinct=decoded.distinct, key=self.key, path="relp")
+            identity: Identity = of_body(body, distinct=decoded.distinct, key=self.key, path="relp")
+            if decoded.apart:
+                identity = of_records(decoded.apart, key=self.key, path="relp")
             if not await self.take(connection, decoded, identity=identity, repeats=True):
                 return False
         if frames:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Final
 from pipeline.errors import RedisUnavailable
 from pipeline.records.delivery import Full
 from pipeline.sources.protocols.contract import Decoded
+from pipeline.workers.intake.identity import Identity
 
 if TYPE_CHECKING:
     from pipeline.workers.intake.door import Door
@@ -15,7 +16,7 @@ _AWAY_S: Final = 1.0
 
 
 async def seconds_to_next_try(
-    door: "Door", decoded: Decoded, *, identity: str, sender: "SentBy"
+    door: "Door", decoded: Decoded, *, identity: Identity, sender: "SentBy"
 ) -> float | None:
     """None when the records are in. While Redis is away that is unknown: without an identity, the next try
     may store them twice."""

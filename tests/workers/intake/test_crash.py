@@ -5,32 +5,12 @@ import http.client
 from pathlib import Path
 
 import pytest
-from intake_process import Intake, running_intake
+from intake_process import DIES, Intake, running_intake
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from pipeline.settings import Settings
 
 pytestmark = pytest.mark.long  # starts processes
-# The process of the intake, except that it dies once its script has run while `mark` is there.
-DIES = """
-import os, signal, sys
-from pathlib import Path
-from pipeline.ledger.intake import Intake
-from pipeline.workers.exits import exit_code
-from pipeline.workers.intake.server import main
-
-accept_all, mark = Intake.accept_all, Path(sys.argv.pop())
-
-def dies(*args, **kwargs):
-    answer = accept_all(*args, **kwargs)
-    if mark.exists():
-        mark.unlink()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return answer
-
-Intake.accept_all = dies
-raise SystemExit(exit_code(main))
-"""
 
 
 def export(*bodies: str) -> bytes:

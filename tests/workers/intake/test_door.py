@@ -128,6 +128,28 @@ def test_two_equal_requests_in_one_window_are_in_once(settings: Settings) -> Non
     assert accepted(settings) == 1
 
 
+def test_records_that_come_again_with_others_are_left_out(settings: Settings) -> None:
+    def take(door: Door, *messages: str) -> Awaitable[Any]:
+        own = identity.of_records([message.encode() for message in messages])
+        return door.take(decoded(*messages), identity=own, sender=SENDER)
+
+    async def use(door: Door) -> Any:
+        answers = [
+            await take(door, "a", "b"),
+            await take(door, "b", "c"),
+            await take(door_of(settings), "c"),
+            # Records of one request may be equal, and two requests of a window may share some.
+            *await asyncio.gather(take(door, "d", "d"), take(door, "d", "d", "d"), take(door, "e")),
+        ]
+        return [answer.duplicate for answer in answers]
+
+    assert with_door(settings, use) == [False, False, True, False, False, False]
+    ledger = Ledger(connect(settings), settings)
+    ids = [name.decode() for name in ledger.client.zrange(ledger.keys.due, 0, -1)]
+    texts = [text for batch_id in ids for text in ledger.payload(batch_id).texts]  # type: ignore[union-attr]
+    assert sorted(texts) == ["a", "b", "c", "d", "d", "d", "e"]
+
+
 def test_a_declared_key_with_another_body_is_a_conflict(settings: Settings) -> None:
     async def use(door: Door) -> Any:
         await door.take(decoded("a"), identity=identity.declared("k", b"a"), sender=SENDER)

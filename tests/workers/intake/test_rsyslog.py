@@ -1,49 +1,25 @@
 """rsyslog sends over TCP, TLS and RELP, and sends again what was not answered."""
 
 import contextlib
-import shutil
 import socket
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from intake_servers import TIMEOUT_S, MemoryDoor, listening, serving
 from polling import wait_until
+from shippers import rsyslog
 
 from pipeline.workers.intake.relp_server import RelpServer
 from pipeline.workers.intake.syslog_server import SyslogServer
 
 
-@contextlib.contextmanager
-def rsyslog(folder: Path, action: str) -> Iterator[socket.socket]:
-    """A socket whose datagrams rsyslog forwards by this action."""
-    command = shutil.which("rsyslogd", path="/usr/sbin:/sbin:/usr/bin:/usr/local/sbin")
-    if command is None:
-        pytest.skip("needs rsyslogd, of the packages rsyslog and rsyslog-relp")
-    (folder / "conf").write_text(
-        f"""
-        global(workDirectory="{folder}" maxMessageSize="64k")
-        module(load="imuxsock" SysSock.Use="off")
+def forwards(action: str) -> str:
+    """The configuration of rsyslog with this action."""
+    return f"""
         module(load="omrelp")
-        input(type="imuxsock" Socket="{folder}/in" RateLimit.Interval="0" UsePIDFromSystem="off")
         action({action} template="RSYSLOG_SyslogProtocol23Format"
           action.resumeRetryCount="-1" action.resumeInterval="1")
         """
-    )
-    daemon = subprocess.Popen(
-        [command, "-n", "-f", folder / "conf", "-i", folder / "pid"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as program:
-            assert wait_until((folder / "in").exists, timeout_s=TIMEOUT_S, poll_s=0.01)
-            program.connect(str(folder / "in"))
-            yield program
-    finally:
-        daemon.kill()
-        daemon.wait()
 
 
 @pytest.fixture
@@ -56,7 +32,7 @@ def test_rsyslog_forwards_over_tcp(door: MemoryDoor, tmp_path: Path) -> None:
     with serving(server, server.start(listening())):
         port = server.address[1]
         action = f'type="omfwd" target="127.0.0.1" port="{port}" protocol="tcp" TCP_Framing="octet-counted"'
-        with rsyslog(tmp_path, action) as program:
+        with rsyslog(tmp_path, forwards(action)) as program:
             for n in range(3):
                 program.send(f"<14>Nov 20 10:00:00 shop[7]: order {n}".encode())
             raws = door.waits_for(3)
@@ -69,7 +45,7 @@ def test_rsyslog_sends_over_relp_and_waits_while_the_door_is_full(door: MemoryDo
     server = RelpServer(door)
     with serving(server, server.start(listening())):
         action = f'type="omrelp" target="127.0.0.1" port="{server.address[1]}"'
-        with rsyslog(tmp_path, action) as program:
+        with rsyslog(tmp_path, forwards(action)) as program:
             for n in range(300):
                 program.send(f"<14>Nov 20 10:00:00 shop[7]: order {n}".encode())
             raws = door.waits_for(300)
@@ -85,7 +61,7 @@ def test_rsyslog_sends_again_over_relp_what_was_not_answered(door: MemoryDoor, t
         run = stack.enter_context(serving(killed, killed.start(listening())))
         port = killed.address[1]
         program = stack.enter_context(
-            rsyslog(tmp_path, f'type="omrelp" target="127.0.0.1" port="{port}" timeout="2"')
+            rsyslog(tmp_path, forwards(f'type="omrelp" target="127.0.0.1" port="{port}" timeout="2"'))
         )
         program.send(b"<14>Nov 20 10:00:00 shop[7]: order 1")
         assert wait_until(lambda: door.tries > 2, timeout_s=TIMEOUT_S, poll_s=0.01)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from pipeline.records.pushed import PushedRecords
+from pipeline.sources.protocols import client_times
 from pipeline.sources.protocols.contract import Decoded, Hints
 from pipeline.sources.protocols.origins import PLAIN, by_rules
 from pipeline.sources.protocols.workloads import of_program
@@ -144,6 +145,9 @@ def syslog_records(messages: Iterable[tuple[bytes, str]], hints: Hints | None = 
         records=PushedRecords(
             [None] * len(raws), hosts=hosts if any(hosts) else None, raws=raws, workloads=names
         ),
+        apart=[(raw or "").encode() for raw in raws]
+        if client_times.are_microseconds(fraction or "" for fraction in fractions)
+        else (),
         # Clocks of whole seconds write a fraction of zeros.
         distinct=all(fractions) and any(int(fraction) for fraction in fractions if fraction),
     )
