@@ -271,6 +271,8 @@ def intake(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--explain",
         nargs="+",
+        action="extend",
+        default=[],
         metavar="HINT=VALUE",
         help="the rule that names the workload of a record with these hints; "
         "with - and protocol=NAME, of the records of a request on standard input",

@@ -1,10 +1,11 @@
 """`logweir results`: stored lines that match, the newest at the end; `results files`: where they are."""
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 import polars as pl
 from rich.table import Table
@@ -15,6 +16,7 @@ from pipeline.controller.watchlist import check_pattern, covers
 from pipeline.errors import BadInput
 from pipeline.records.batch import utc_now
 from pipeline.records.result_query import ResultQuery
+from pipeline.records.structured import structured_fields, trace_ids
 from pipeline.settings import Settings
 from pipeline.sinks.answers.choose import answers_of
 from pipeline.sinks.choose import parquet_of
@@ -34,7 +36,7 @@ def main(args: argparse.Namespace) -> int:
     query = asked_query(args)
     rows, workloads = _stored(args, settings, query)
     if args.json:
-        print_json(rows.to_dicts())
+        print_json([_facts(row) for row in rows.iter_rows(named=True)])
         return 0
     console = out()
     if rows.is_empty():
@@ -102,7 +104,7 @@ def _stored(
         rows = answers.lines(query)
         if args.context and not rows.is_empty():
             rows = answers.context(rows, args.context)
-        return rows.drop("raw"), answers.workloads() if rows.is_empty() else []
+        return rows, answers.workloads() if rows.is_empty() else []
 
 
 def of_workloads(args: argparse.Namespace, query: ResultQuery, names: Iterable[str]) -> ResultQuery:
@@ -147,9 +149,22 @@ def _rows(rows: pl.DataFrame) -> Iterator[tuple[Text, ...]]:
         shown = (
             f"{mark}{when:%Y-%m-%d %H:%M:%S}" if row["timed"] is not False else mark + NO_TIME,
             row["workload"], row["level"] or "", score, chance(row["p_value"]),
-            _line(row["line"]), row["message"][:300],
+            _line(row["line"]), row["message"][:300] + _trace(row["raw"]),
         )  # fmt: skip
         yield tuple(cell(value) for value in shown)
+
+
+def _facts(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with the fields of its raw text in place of that text."""
+    fields = structured_fields(row["raw"])
+    facts = {name: value for name, value in row.items() if name != "raw"}
+    return facts | trace_ids(fields)._asdict() | {"fields": fields}
+
+
+def _trace(raw: str | None) -> str:
+    """The ids of its trace, behind a message."""
+    ids = trace_ids(structured_fields(raw))
+    return "".join(f"  {name}={value[:80]}" for name, value in ids._asdict().items() if value)
 
 
 def _line(number: int) -> str:

@@ -203,3 +203,29 @@ def test_both_verbs_ask_opensearch_where_results_are_there_alone(
         counted = json.loads(logweir("patterns", "--since", "1h", "--json").out)
         assert [(one["template_id"], one["records"], one["severe"]) for one in counted] == [(1, 5, 1)]
         assert logweir("results", "files").code == logweir("export", "--csv", str(tmp_path / "x")).code == 2
+
+
+def test_results_show_trace_span_and_fields_of_a_record_also_in_its_context(
+    logweir: Verb, settings: Settings
+) -> None:
+    raw = '{"date":1.5,"log":"x","code":7,"trace_id":"5b8efff798038103d269b633813fc60c","span_id":"eee19b7ec3c1b174"}'
+    stored(settings, (0.2, 1), (0.1, 2), raw=raw)
+    for flags in ((), ("--context", "1", "--text", "message 2")):
+        found = json.loads(logweir("results", *flags, "--json").out)
+        assert len(found) == 2
+        for one in found:
+            assert (one["trace_id"], one["span_id"]) == (
+                "5b8efff798038103d269b633813fc60c",
+                "eee19b7ec3c1b174",
+            )
+            assert one["fields"]["code"] == 7 and "raw" not in one
+        assert (
+            "trace_id=5b8efff798038103d269b633813fc60c  span_id=eee19b7ec3c1b174"
+            in logweir("results", *flags).out
+        )
+
+
+def test_results_of_plain_lines_have_no_fields(logweir: Verb, settings: Settings) -> None:
+    stored(settings, (0.1, 1))
+    (one,) = json.loads(logweir("results", "--json").out)
+    assert (one["trace_id"], one["span_id"], one["fields"]) == (None, None, {})
