@@ -10,13 +10,17 @@ from enum import Enum
 from pathlib import Path
 
 import pytest
+from intake_process import free_port
 from polling import wait_until
 
 TIMEOUT_S = 30.0
 _SBIN = "/usr/sbin:/sbin:/usr/bin:/bin:/usr/local/sbin:/usr/local/bin:/lib/systemd:/usr/lib/systemd"
 # syslog-ng and rsyslog exclude each other as packages, so .ci/run unpacks one of them here.
 UNPACKED = Path(os.environ.get("SYSLOG_NG_ROOT", "/opt/syslog-ng"))
+# A forwarder of OTLP in a wheel of PyPI. It is no dependency, so .ci/run installs it here.
+ROTEL = Path(os.environ.get("ROTEL_ROOT", "/opt/rotel"))
 PACKAGES = {
+    "rotel-agent": "rotel of PyPI",
     "rsyslogd": "rsyslog, rsyslog-relp, rsyslog-elasticsearch and rsyslog-gnutls",
     "systemd-journal-upload": "systemd-journal-remote",
     "systemd-journal-remote": "systemd-journal-remote",
@@ -27,7 +31,7 @@ PACKAGES = {
 
 def installed(program: str) -> str:
     """The path of a program, or a skip that says what to install."""
-    here = f"{_SBIN}:{UNPACKED}/usr/sbin"
+    here = f"{_SBIN}:{UNPACKED}/usr/sbin:{ROTEL}/rotel"
     found = shutil.which(program, path=f"{os.environ.get('PATH', '')}:{here}")
     if found is None:
         pytest.skip(f"needs {program}, of the packages {PACKAGES[program]}")
@@ -98,6 +102,31 @@ def syslog_ng(folder: Path, destination: str) -> Iterator[socket.socket]:
         program_at(folder / "in") as program,
     ):
         yield program
+
+
+@contextlib.contextmanager
+def rotel(folder: Path, url: str) -> Iterator[str]:
+    """The address of a forwarder of OTLP that sends to this one."""
+    http, grpc = free_port(), free_port()
+    command = [
+        installed("rotel-agent"), "start",
+        "--otlp-http-endpoint", f"127.0.0.1:{http}",
+        "--otlp-grpc-endpoint", f"127.0.0.1:{grpc}",
+        "--otlp-exporter-endpoint", url,
+        "--otlp-exporter-protocol", "http",
+        "--otlp-exporter-retry-initial-backoff", "200ms",
+        "--otlp-exporter-retry-max-backoff", "1s",
+        "--logs-batch-timeout", "100ms",
+    ]  # fmt: skip
+    with daemon(*command, log=folder / "rotel.log"):
+
+        def listens() -> bool:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", http), timeout=1):
+                return True
+            return False
+
+        assert wait_until(listens, timeout_s=TIMEOUT_S), (folder / "rotel.log").read_text()
+        yield f"http://127.0.0.1:{http}"
 
 
 class Syslog(Enum):

@@ -10,6 +10,7 @@ import re
 import signal
 import socket
 import subprocess
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,8 +18,9 @@ from pathlib import Path
 
 import pytest
 from intake_process import DIES, TIMEOUT_S, Intake, free_port, running_intake
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from polling import wait_until
-from shippers import Syslog, installed, rsyslog, syslog_ng, wrote_journal
+from shippers import Syslog, installed, rotel, rsyslog, syslog_ng, wrote_journal
 from tls_redis import Certificates
 
 from pipeline.commands.intake.snippets import snippet_text
@@ -124,7 +126,7 @@ def through_trouble(receiver: Receiver, program: str, send: Send) -> None:
 
 
 def through_a_full_pipeline(receiver: Receiver, program: str, send: Send) -> None:
-    """For protocols whose senders learn nothing: a full pipeline holds them back, and a kill loses lines."""
+    """For senders that a kill may cost lines."""
     send(ROUND)
     receiver.has(program, LINES)
     with receiver.closed():
@@ -227,6 +229,35 @@ def test_logger_sends_its_input(receiver: Receiver, tmp_path: Path, framing: Sys
     receiver.restart(process)
     send(range(2 * LINES, 3 * LINES))  # over a connection of its own
     receiver.has(name, 3 * LINES)
+
+
+def otlp(orders: range) -> bytes:
+    request = ExportLogsServiceRequest()
+    logs = request.resource_logs.add()
+    logs.resource.attributes.add(key="service.name").value.string_value = "rotel"
+    records = logs.scope_logs.add().log_records
+    for n in orders:
+        record = records.add(time_unix_nano=1_795_168_800_123_456_000 + n * 1_000)
+        record.body.string_value = f"rotel order {n} was paid"
+    return bytes(request.SerializeToString())
+
+
+def test_rotel_forwards_otlp(receiver: Receiver, tmp_path: Path) -> None:
+    """It drops a request whose connection breaks, so the process is killed between two."""
+    with rotel(tmp_path, receiver.intake.url) as url:
+
+        def send(orders: range) -> None:
+            headers = {"Content-Type": "application/x-protobuf"}
+            request = urllib.request.Request(f"{url}/v1/logs", data=otlp(orders), headers=headers)
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+                assert answer.status == 200
+
+        through_a_full_pipeline(receiver, "rotel", send)
+        process = receiver.intake.processes[-1]
+        process.kill()
+        receiver.restart(process)
+        send(range(2 * LINES, 3 * LINES))
+        receiver.has("rotel", 3 * LINES)
 
 
 def test_systemd_journal_upload(receiver: Receiver, tmp_path: Path) -> None:
