@@ -198,7 +198,8 @@ def test_rsyslog_is_shown_relp_where_there_is_a_listener_for_it() -> None:
 def test_the_flag_names_the_shippers_that_there_are() -> None:
     parser = argparse.ArgumentParser()
     flags.intake(parser)
-    assert parser._actions[-1].choices == tuple(SNIPPETS)
+    (snippets,) = (action for action in parser._actions if action.dest == "snippets")
+    assert snippets.choices == tuple(SNIPPETS)
 
 
 def test_a_process_off_loopback_without_a_key_ends_with_one_sentence(settings: Settings) -> None:
