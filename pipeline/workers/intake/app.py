@@ -163,13 +163,11 @@ class Exchange:
                 Refusal.UNDECODABLE, f"the Idempotency-Key is too long; use at most {MAX_IDENTITY} characters"
             )
         path = hints.path
-        request_identity: identity.Identity
-        if declared:
-            request_identity = identity.declared(declared, body, key=name, path=path)
-        elif decoded.apart:
-            request_identity = identity.of_records(decoded.apart, key=name, path=path)
-        else:
-            request_identity = identity.of_body(body, distinct=decoded.distinct, key=name, path=path)
+        request_identity = (
+            identity.declared(declared, body, key=name, path=path)
+            if declared
+            else identity.of_request(decoded, body, key=name, path=path)
+        )
         sender = SentBy(protocol=self.dialect.protocol, key=name, peer=hints.peer)
         try:
             answer = await self.service.door.take(decoded, identity=request_identity, sender=sender)

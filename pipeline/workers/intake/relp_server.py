@@ -14,7 +14,7 @@ from pipeline.sources.protocols.contract import Undecodable
 from pipeline.sources.protocols.streams.relp import OK, Frame, RelpFraming, open_response, response
 from pipeline.sources.protocols.streams.syslog import syslog_records
 from pipeline.workers.intake.connections import Connection, StreamServer
-from pipeline.workers.intake.identity import Identity, of_body, of_records
+from pipeline.workers.intake.identity import of_request
 
 # After an answer, a client sends its window message by message; they are worth one request to the door.
 _GATHER_S: Final = 0.01
@@ -62,9 +62,7 @@ class RelpServer(StreamServer):
         if messages:
             decoded = syslog_records(messages, self.hints())
             body = b"".join(b"%d %s" % (len(message), message) for message, _ in messages)
-            identity: Identity = of_body(body, distinct=decoded.distinct, key=self.key, path="relp")
-            if decoded.apart:
-                identity = of_records(decoded.apart, key=self.key, path="relp")
+            identity = of_request(decoded, body, key=self.key, path="relp")
             if not await self.take(connection, decoded, identity=identity, repeats=True):
                 return False
         if frames:

@@ -150,6 +150,16 @@ def test_records_that_come_again_with_others_are_left_out(settings: Settings) ->
     assert sorted(texts) == ["a", "b", "c", "d", "d", "d", "e"]
 
 
+def test_a_request_of_many_records_has_the_identity_of_its_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "MOST_APART", 2)
+    for count, found in ((0, 1), (1, 1), (2, 2), (3, 1)):
+        apart = [str(n).encode() for n in range(count)]
+        request = Decoded(records=PushedRecords([""] * count), distinct=True, apart=apart)
+        assert len(identity.told_apart(identity.of_request(request, b"body"))) == found
+    nothing = identity.of_request(Decoded(records=PushedRecords(["a"]), distinct=False), b"body")
+    assert nothing == ""
+
+
 def test_a_declared_key_with_another_body_is_a_conflict(settings: Settings) -> None:
     async def use(door: Door) -> Any:
         await door.take(decoded("a"), identity=identity.declared("k", b"a"), sender=SENDER)
