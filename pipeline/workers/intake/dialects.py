@@ -42,6 +42,10 @@ _HEC: Final = {
 }  # fmt: skip
 
 
+# Refusals that an operator ends.
+_MENDED: Final = (Refusal.KEY_MISSING, Refusal.KEY_WRONG, Refusal.FORBIDDEN)
+
+
 class Dialect(ABC):
     """One protocol over HTTP."""
 
@@ -110,11 +114,11 @@ class BulkDialect(Dialect):
 
     def refused(self, hints: Hints, refused: RequestRefused, /) -> Response:
         headers = {**_headers(refused), **preamble.ELASTIC_HEADERS}
+        if _is_rsyslog(hints) and refused.kind in (*AGAIN, *_MENDED):
+            # rsyslog before April 2026 takes every answer for the end of its batch, and only repeats it
+            # after a broken connection.
+            return CutResponse(status_code=429 if refused.kind in AGAIN else STATUS[refused.kind])
         if refused.kind in AGAIN:
-            if _is_rsyslog(hints):
-                # rsyslog before April 2026 takes every answer for the end of its batch, and only repeats it
-                # after a broken connection.
-                return CutResponse(status_code=429)
             return Response(bulk.bulk_full(str(refused)), 429, headers, media_type=JSON)
         kind, status = _ELASTIC.get(refused.kind, "illegal_argument_exception"), STATUS[refused.kind]
         return Response(bulk.bulk_error(kind, str(refused), status=status), status, headers, media_type=JSON)

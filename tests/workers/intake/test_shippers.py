@@ -25,7 +25,9 @@ from tls_redis import Certificates
 
 from pipeline.commands.intake.snippets import snippet_text
 from pipeline.records.pushed import PushedRecords
+from pipeline.redis.connection import connect
 from pipeline.settings import Settings
+from pipeline.workers.intake.keys import SenderKeys
 
 pytestmark = pytest.mark.long  # starts processes
 
@@ -158,18 +160,40 @@ def logs_to(program: socket.socket, name: str) -> Send:
     return send
 
 
+def rsyslog_snippet(url: str) -> str:
+    text = snippet_text("rsyslog", [url], keyed=False)
+    return text.replace('resumeRetryCount="-1"', 'resumeRetryCount="-1" action.resumeInterval="1"')
+
+
 @pytest.mark.parametrize("listener", ["http", "relp"])
 def test_rsyslog_with_the_configuration_that_the_command_prints(
     receiver: Receiver, tmp_path: Path, listener: str
 ) -> None:
     """omelasticsearch takes any answer for a success; omrelp waits for the answer to a line."""
     url = receiver.intake.url if listener == "http" else receiver.urls["relp"]
-    text = snippet_text("rsyslog", [url], keyed=False)
-    sooner = text.replace('resumeRetryCount="-1"', 'resumeRetryCount="-1" action.resumeInterval="1"')
-    with rsyslog(tmp_path, sooner) as program:
+    with rsyslog(tmp_path, rsyslog_snippet(url)) as program:
         through_trouble(receiver, f"by{listener}", logs_to(program, f"by{listener}"))
     if listener == "http":
         assert receiver.intake.accepted("byhttp") == 4 * LINES, "each message is a record of its own"
+
+
+def test_rsyslog_keeps_lines_until_its_key_is_right(receiver: Receiver, tmp_path: Path) -> None:
+    keys = SenderKeys(connect(receiver.intake.settings), receiver.intake.settings)
+
+    def needs_key(wanted: bool) -> bool:
+        return (receiver.intake.ask("/lines", b"").status == 401) is wanted
+
+    with rsyslog(tmp_path, rsyslog_snippet(receiver.intake.url)) as program:
+        keys.add("web")
+        try:
+            assert wait_until(lambda: needs_key(True), timeout_s=TIMEOUT_S)
+            logs_to(program, "keyless")(ROUND)
+            log = tmp_path / "rsyslog.log"
+            assert wait_until(lambda: "omelasticsearch" in log.read_text(), timeout_s=TIMEOUT_S)
+        finally:
+            keys.revoke("web")
+        assert wait_until(lambda: needs_key(False), timeout_s=TIMEOUT_S)
+        receiver.has("keyless", LINES)
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["tcp", "tls"])
