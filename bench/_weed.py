@@ -28,7 +28,7 @@ def command(weed: str, folder: Path, ports: Mapping[str, int]) -> list[str]:
     return [
         weed, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
         f"-master.port={ports['master']}", f"-volume.port={ports['volume']}",
-        "-filer", f"-filer.port={ports['filer']}", "-volume.max=20",
+        "-filer", f"-filer.port={ports['filer']}", "-volume.max=100",
         "-master.volumeSizeLimitMB=64", "-s3", f"-s3.port={ports['s3']}",
         # Services that nobody asks here, on ports that are the same for every server.
         "-s3.port.iceberg=0", "-s3.port.lance=0",
