@@ -32,6 +32,7 @@ from pipeline.sources.backfill.plans import Plans
 
 LINES: Final = 1_000_000
 READERS: Final = 4
+OBJECT_BYTES: Final = 128 << 20  # of a file in the bucket
 KILLED: Final = (("reader", 0.25), ("reader-2", 0.5))  # when so much of the lines is accepted
 TESTS: Final = Path(__file__).resolve().parent.parent / "tests"
 
@@ -152,6 +153,13 @@ class _Watcher(threading.Thread):
             self.killed.append(f"{name} at {view.lines / self.lines:.0%} (wanted {share:.0%})")
 
 
+def _objects(path: Path) -> Iterator[bytes]:
+    """The file in objects of whole lines."""
+    with path.open("rb") as file:
+        while content := file.read(OBJECT_BYTES):
+            yield content + file.readline()
+
+
 @contextmanager
 def _place(store: str) -> Iterator[tuple[str, Any]]:
     """The address of an archive elsewhere, "" for the folder itself, and how files come there."""
@@ -169,7 +177,8 @@ def _place(store: str) -> Iterator[tuple[str, Any]]:
 
         def upload(files: list[Path]) -> None:
             for path in files:
-                bucket.put(path.name, path)
+                for number, content in enumerate(_objects(path)):
+                    bucket.put(f"{path.stem}-{number:03}{path.suffix}", content)
 
         yield place, upload
     finally:
