@@ -105,7 +105,7 @@ class Bench:
             began = self.timed("observe", began)
             self.sizes.append(len(blob))
             assert seen is not None
-            for key, _, _, template in seen.events.iter_rows():
+            for key, _, _, template in seen.events.rows():
                 self.sessions.setdefault(key, []).append(template)
         began = time.perf_counter()
         self.ledger.commit(claim, warming=False, outcomes={}, observation=blob)

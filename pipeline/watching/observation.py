@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -18,45 +18,51 @@ import polars as pl
 
 from pipeline.errors import BadPayload
 from pipeline.records.batch import Purpose
-from pipeline.records.columns import gathered, parted
+from pipeline.records.columns import gathered
 from pipeline.records.delivery import Claim
 from pipeline.records.levels import ERROR_LEVELS, LEVELS
-from pipeline.records.schema import is_timed, pack_frame, unpack_frame
+from pipeline.records.schema import is_timed
 from pipeline.records.verdict import UNCLASSIFIED, Reason
 from pipeline.records.wire import Codec
+from pipeline.watching.table import Schema, Table
 
 # More events than the largest batch in use has records come from a mistaken session key.
 MAX_EVENTS: Final = 20_000
 MAX_ANOMALIES: Final = 200  # templates of one batch; more are an unknown format, and one incident
 TEXT_CHARS: Final = 300
-_FRAME_BYTES: Final = 64 << 20
 
-RATES_SCHEMA: Final[dict[str, Any]] = {
-    "minute": pl.Int64,  # of event time, since the epoch
-    "template_id": pl.Int64,
-    "n": pl.UInt32,
-}
-EVENTS_SCHEMA: Final[dict[str, Any]] = {
-    "session": pl.String,
-    "at": pl.Int64,  # event time, milliseconds since the epoch
-    "line": pl.UInt64,
-    "template_id": pl.Int64,
-}
-ANOMALIES_SCHEMA: Final[dict[str, Any]] = {
-    "template_id": pl.Int64,
-    "n": pl.UInt32,
-    "first": pl.Int64,  # event time, milliseconds since the epoch
-    "last": pl.Int64,
-    "score": pl.Float64,
-    "level": pl.String,  # the most severe
-    # 3: error-like by level or reason, 2: warning or marked, 1: neither (findings.finding_severity).
-    "severity": pl.Int64,
-    "text": pl.String,  # of its first record
-    "source": pl.String,  # where that record stands
-    "line": pl.UInt64,
-    "new": pl.Boolean,  # no training has seen the template
-    "timed": pl.Boolean,  # false: no record has a time, and `first` and `last` are those of arrival
-}
+RATES: Final = Schema(
+    {
+        "minute": pl.Int64,  # of event time, since the epoch
+        "template_id": pl.Int64,
+        "n": pl.UInt32,
+    }
+)
+EVENTS: Final = Schema(
+    {
+        "session": pl.String,
+        "at": pl.Int64,  # event time, milliseconds since the epoch
+        "line": pl.UInt64,
+        "template_id": pl.Int64,
+    }
+)
+ANOMALIES: Final = Schema(
+    {
+        "template_id": pl.Int64,
+        "n": pl.UInt32,
+        "first": pl.Int64,  # event time, milliseconds since the epoch
+        "last": pl.Int64,
+        "score": pl.Float64,
+        "level": pl.String,  # the most severe
+        # 3: error-like by level or reason, 2: warning or marked, 1: neither (findings.finding_severity).
+        "severity": pl.Int64,
+        "text": pl.String,  # of its first record
+        "source": pl.String,  # where that record stands
+        "line": pl.UInt64,
+        "new": pl.Boolean,  # no training has seen the template
+        "timed": pl.Boolean,  # false: no record has a time, and `first` and `last` are those of arrival
+    }
+)
 
 
 # Of the rows, what each of the two is made of.
@@ -65,12 +71,9 @@ _ANOMALY_COLUMNS: Final = (
     "timestamp", "timed", "line", "lines", "template_id", "anomalous", "score", "level", "reasons", "message",
     "raw", "source",
 )  # fmt: skip
-_NO_EVENTS: Final = pl.DataFrame(schema=EVENTS_SCHEMA)
-_NO_ANOMALIES: Final = pl.DataFrame(schema=ANOMALIES_SCHEMA)
-# Up to so many rows, columns as msgpack are packed in a tenth of the time of an Arrow file, and not larger.
-_FEW_ROWS: Final = 256
-_COLUMNS: Final = b"C"  # begins such a frame; an Arrow file begins with ARROW1
-_SCHEMAS: Final = {"rates": RATES_SCHEMA, "events": EVENTS_SCHEMA, "anomalies": ANOMALIES_SCHEMA}
+_NO_EVENTS: Final = EVENTS.empty()
+_NO_ANOMALIES: Final = ANOMALIES.empty()
+_SCHEMAS: Final = {"rates": RATES, "events": EVENTS, "anomalies": ANOMALIES}
 
 
 class Lane(StrEnum):
@@ -82,7 +85,7 @@ class Lane(StrEnum):
 
 
 class _ObservationWire(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Wire form of an Observation; frames are Arrow, empty ones b""."""
+    """Wire form of an Observation; tables as they pack themselves."""
 
     batch_id: str
     workload: str
@@ -113,50 +116,27 @@ class Observation:
     source: str
     accepted_ms: int  # Redis time
     newest_ms: int  # newest event time of a timed record, 0 for none
-    rates: pl.DataFrame
-    events: pl.DataFrame
-    anomalies: pl.DataFrame
+    rates: Table
+    events: Table
+    anomalies: Table
+
+    @property
+    def rows(self) -> int:
+        """Of all its tables."""
+        return self.rates.height + self.events.height + self.anomalies.height
 
     def pack(self) -> bytes:
         fields = {name: getattr(self, name) for name in _ObservationWire.__struct_fields__}
         for name in _SCHEMAS:
-            fields[name] = _pack_frame(fields[name])
+            fields[name] = fields[name].pack()
         return _OBSERVATIONS.pack(_ObservationWire(**fields))
 
     @classmethod
     def unpack(cls, blob: bytes) -> "Observation":
         """Raises BadPayload, also for a newer version."""
         fields = msgspec.structs.asdict(_OBSERVATIONS.unpack(blob))
-        frames = {name: _unpack_frame(fields[name], schema) for name, schema in _SCHEMAS.items()}
-        return cls(**(fields | frames))
-
-
-def _pack_frame(frame: pl.DataFrame) -> bytes:
-    if frame.is_empty():
-        return b""
-    if frame.height > _FEW_ROWS:
-        return pack_frame(frame)
-    return _COLUMNS + msgspec.msgpack.encode([column.to_list() for column in frame.get_columns()])
-
-
-def _unpack_frame(blob: bytes, schema: dict[str, Any]) -> pl.DataFrame:
-    """Raises BadPayload."""
-    if not blob:
-        return pl.DataFrame(schema=schema)
-    if blob.startswith(_COLUMNS):
-        return _unpack_columns(blob[len(_COLUMNS) :], schema)
-    frame = unpack_frame(blob, max_bytes=_FRAME_BYTES)
-    if dict(frame.schema) != schema:
-        raise BadPayload(f"a frame of an observation has the columns {dict(frame.schema)}")
-    return frame
-
-
-def _unpack_columns(blob: bytes, schema: dict[str, Any]) -> pl.DataFrame:
-    try:
-        columns = msgspec.msgpack.decode(blob, type=list[list[Any]])
-        return pl.DataFrame(dict(zip(schema, columns, strict=True)), schema=schema)
-    except (msgspec.DecodeError, ValueError, TypeError, pl.exceptions.PolarsError) as exc:
-        raise BadPayload(f"a frame of an observation is not readable: {exc}") from exc
+        tables = {name: Table.unpack(schema, fields[name]) for name, schema in _SCHEMAS.items()}
+        return cls(**(fields | tables))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +190,12 @@ def _observation(
     version: str,
     source: str,
     newest_ms: int,
-    rates: pl.DataFrame,
-    events: pl.DataFrame,
-    anomalies: pl.DataFrame,
+    rates: Table,
+    events: Table,
+    anomalies: Table,
 ) -> Observation | None:
     claim = one.claim
-    if rates.is_empty() and events.is_empty() and anomalies.is_empty():
+    if not (rates or events or anomalies):
         return None
     lane = Lane.BACKFILL if claim.backfill else Lane.FRESH
     return Observation(
@@ -273,8 +253,8 @@ class _Counted:
         )
 
 
-def _rates(counted: _Counted, first_time: Sequence[bool]) -> list[pl.DataFrame]:
-    """RATES_SCHEMA by minute and template of each workload; none of rows that were stored before."""
+def _rates(counted: _Counted, first_time: Sequence[bool]) -> list[Table]:
+    """RATES by minute and template of each workload; none of rows that were stored before."""
     wanted = counted.rated & np.array(first_time)[counted.of]
     of, minutes, ids = counted.of[wanted], counted.minute[wanted], counted.template[wanted]
     order = np.lexsort((ids, minutes, of))
@@ -283,17 +263,17 @@ def _rates(counted: _Counted, first_time: Sequence[bool]) -> list[pl.DataFrame]:
     starts = np.flatnonzero(np.logical_or.reduce(list(changes)))
     counts = np.diff(starts, append=of.size)
     bounds = np.searchsorted(of[starts], np.arange(len(first_time) + 1))
-    found = {"minute": minutes[starts], "template_id": ids[starts], "n": counts}
-    rates = pl.DataFrame(found, schema=RATES_SCHEMA)
-    return [rates[begin:end] for begin, end in itertools.pairwise(bounds.tolist())]
+    columns = {"minute": minutes[starts], "template_id": ids[starts], "n": counts}
+    rates = Table(RATES, {name: values.tolist() for name, values in columns.items()})
+    return [rates.slice(begin, end) for begin, end in itertools.pairwise(bounds.tolist())]
 
 
 def _has_sessions(one: Observed) -> bool:
     return one.sessions is not None and one.sessions.null_count() < one.rows.height
 
 
-def _events(several: Mapping[int, Observed]) -> dict[int, pl.DataFrame]:
-    """EVENTS_SCHEMA of each workload."""
+def _events(several: Mapping[int, Observed]) -> dict[int, Table]:
+    """EVENTS of each workload."""
     if not several:
         return {}
     wanted = pl.col("session").is_not_null() & (pl.col("lines") > 0) & pl.col("timestamp").is_not_null()
@@ -308,7 +288,7 @@ def _events(several: Mapping[int, Observed]) -> dict[int, pl.DataFrame]:
         .select("of", "session", at, "line", "template_id")
         .collect()
     )
-    return _by_number(found, MAX_EVENTS)
+    return _by_number(EVENTS, found, MAX_EVENTS)
 
 
 def _numbered(several: Mapping[int, pl.DataFrame], names: Sequence[str]) -> pl.DataFrame:
@@ -318,15 +298,19 @@ def _numbered(several: Mapping[int, pl.DataFrame], names: Sequence[str]) -> pl.D
     return rows.with_columns(pl.Series("of", of, dtype=pl.Int64))
 
 
-def _by_number(found: pl.DataFrame, most: int) -> dict[int, pl.DataFrame]:
+def _by_number(schema: Schema, found: pl.DataFrame, most: int) -> dict[int, Table]:
     """The rows of each workload, whose rows are neighbours, and at most so many."""
     numbers, starts = np.unique(found["of"].to_numpy(), return_index=True)
-    parts = parted(found.drop("of"), np.diff(starts, append=found.height).tolist())
-    return {int(number): part.head(most) for number, part in zip(numbers, parts, strict=True)}
+    bounds = itertools.pairwise([*starts.tolist(), found.height])
+    table = Table.of(schema, found)
+    return {
+        number: table.slice(begin, min(end, begin + most))
+        for number, (begin, end) in zip(numbers.tolist(), bounds, strict=True)
+    }
 
 
-def _anomalies(several: Mapping[int, pl.DataFrame]) -> dict[int, pl.DataFrame]:
-    """ANOMALIES_SCHEMA of each workload."""
+def _anomalies(several: Mapping[int, pl.DataFrame]) -> dict[int, Table]:
+    """ANOMALIES of each workload."""
     if not several:
         return {}
     anomalous = pl.col("anomalous").fill_null(value=False) & pl.col("timestamp").is_not_null()
@@ -363,10 +347,10 @@ def _anomalies(several: Mapping[int, pl.DataFrame]) -> dict[int, pl.DataFrame]:
         )
         .sort("of", "score", "n", descending=[False, True, True])
         .with_columns(names.alias("level"))
-        .select("of", *ANOMALIES_SCHEMA)
+        .select("of", *ANOMALIES.types)
         .collect()
     )
-    return _by_number(rows, MAX_ANOMALIES)
+    return _by_number(ANOMALIES, rows, MAX_ANOMALIES)
 
 
 def _says(name: Reason) -> pl.Expr:

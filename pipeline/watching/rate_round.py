@@ -72,7 +72,7 @@ class RateRound:
         """Count the lines of this round's observations; returns the workloads whose rates are due."""
         view, changes = self.view, self.changes
         for observation in view.observed:
-            if not observation.rates.is_empty():
+            if observation.rates:
                 name = observation.workload
                 counts = changes.minute_counts[name] = view.minute_counts.setdefault(name, MinuteCounts())
                 counts.observe(observation, judged=observation.purpose is Purpose.SCORE)

@@ -37,6 +37,10 @@ T = TypeVar("T")
 LANES: Final = tuple(Lane)
 # Batches in flight that a snapshot reads, those due first, as they wait longest. Reading one takes 15 us.
 MAX_IN_FLIGHT: Final = 2_000
+# Of the observations of a round, the first of them apart: as many as 16 large batches have. A row of rates
+# takes the watcher 1 us. An event of a session takes more, and has a bound of its own.
+MAX_ROWS: Final = 50_000
+MAX_BYTES: Final = 4 << 20
 _KEYS: Final = ("observations", "", "sessions", "pulses", "rates", "incidents", "outbox", "pasts", "past_due")
 
 
@@ -82,12 +86,14 @@ class WatcherState:
         self.scripts = Scripts(client)
 
     def snapshot(self, limit: int, most_events: int) -> View:
-        """The state, with the oldest `limit` observations; fewer if these have more events, at least one."""
+        """The state, with the oldest `limit` observations; fewer if these have more events, rows or bytes, at
+        least one."""
         k = self.keys
         # Batches in flight are read first: a batch that is stored meanwhile is at worst in both.
         with answering():
             seconds, micros = self.client.time()
             in_flight = self._in_flight()
+            limit = min(limit, self._limit())
             pipe = self.client.pipeline(transaction=True)
             pipe.hgetall(k.watching())
             pipe.lrange(k.watching("observations"), 0, limit - 1)
@@ -98,11 +104,13 @@ class WatcherState:
             numbers, blobs, size, sessions, histories, pulses = pipe.execute()
         stored = text_map(numbers)
         observed: list[Observation] = []
-        read = events = 0
+        read = events = rows = 0
         for blob in blobs:
             observation = _readable("observation", Observation.unpack, blob)
-            events += 0 if observation is None else observation.events.height
-            if read and events > most_events:
+            if observation is not None:
+                events += observation.events.height
+                rows += observation.rows
+            if read and (events > most_events or rows > MAX_ROWS):
                 break
             read += 1
             if observation is not None:
@@ -128,6 +136,14 @@ class WatcherState:
             incidents_ms=int(stored.get("incidents_ms", 0)),
             minute_counts={name: counts for name, counts in minute_counts.items() if counts is not None},
         )
+
+    def _limit(self) -> int:
+        """How many observations of the mean size MAX_BYTES has."""
+        pipe = self.client.pipeline(transaction=False)
+        pipe.hget(self.keys.watching(), "bytes")
+        pipe.llen(self.keys.watching("observations"))
+        stored, count = pipe.execute()
+        return max(1, MAX_BYTES * int(count) // max(1, int(stored or 0)))
 
     def _in_flight(self) -> dict[Lane, int]:
         ids = self.client.zrange(self.keys.due, 0, MAX_IN_FLIGHT - 1)

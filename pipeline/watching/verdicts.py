@@ -154,7 +154,7 @@ def events_of(observed: Iterable[Observation], found: Sequence[WatcherFinding]) 
             timed=row["timed"],
         )
         for observation in observed
-        for row in observation.anomalies.iter_rows(named=True)
+        for row in observation.anomalies.named_rows()
     ]
     groups: dict[tuple[str, str, str], list[WatcherFinding]] = {}
     for item in found:

@@ -27,7 +27,9 @@ from pipeline.watching.state import WatcherState, unpack_entry
 from pipeline.watching.time_budget import RATES_S, ROUND_S, AdaptiveBudget, FairRotation
 from pipeline.watching.view import Changes, View
 
-MAX_OBSERVATIONS: Final = 16  # of one round: 160,000 lines, of which each session is read and written once
+# Of one round. Small batches of many workloads are hundreds of observations a second, and a round costs as
+# much as a hundred of them. Their rows and bytes bound the time of a round (state.py).
+MAX_OBSERVATIONS: Final = 1_024
 # Events of one round; the adaptive budget takes a part of them. Each event may belong to a session of its
 # own, and Redis serves no other client while a round writes its changes.
 MAX_EVENTS: Final = 40_000

@@ -311,7 +311,7 @@ def test_incidents_are_told_of_a_marked_line_as_of_a_warning() -> None:
     )
     seen = observe(BATCH, rows, None)  # type: ignore[arg-type]
     assert seen is not None
-    severities = dict(seen.anomalies.select("template_id", "severity").iter_rows())
+    severities = dict(zip(seen.anomalies["template_id"], seen.anomalies["severity"], strict=True))
     assert severities == {1: 2, 2: 1, 3: 3}
 
 

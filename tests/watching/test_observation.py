@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipeline.records.batch import Purpose
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.records.verdict import UNCLASSIFIED
-from pipeline.watching.observation import RATES_SCHEMA, Observed, observe, observe_all
+from pipeline.watching.observation import RATES, Observed, observe, observe_all
 
 START = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
 BATCH = SimpleNamespace(
@@ -39,7 +39,7 @@ def test_lines_without_a_time_of_their_own_are_in_no_rate() -> None:
         schema=RESULT_SCHEMA,
     )
     found = observe(BATCH, rows, None)  # type: ignore[arg-type]
-    assert found is not None and found.rates["n"].to_list() == [1]
+    assert found is not None and found.rates["n"] == [1]
 
 
 def test_an_anomaly_has_the_time_of_its_timed_records_alone() -> None:
@@ -54,7 +54,9 @@ def test_an_anomaly_has_the_time_of_its_timed_records_alone() -> None:
     seen = observe(BATCH, rows, None)  # type: ignore[arg-type]
     assert seen is not None
     begin = int(START.timestamp() * 1000)
-    assert seen.anomalies.sort("template_id").select("template_id", "first", "last", "timed").rows() == [
+    assert seen.anomalies.frame().sort("template_id").select(
+        "template_id", "first", "last", "timed"
+    ).rows() == [
         (1, begin + 5_000, begin + 5_000, True),
         (2, begin + 9_000, begin + 9_000, False),
     ]
@@ -101,8 +103,5 @@ def test_lines_are_counted_by_minute_and_template(records: list[tuple[int | None
         if whole and at is not None and template not in (None, UNCLASSIFIED)
     )
     seen = observe(BATCH, rows, None)  # type: ignore[arg-type]
-    rates = pl.DataFrame(schema=RATES_SCHEMA) if seen is None else seen.rates
-    assert rates.schema == RATES_SCHEMA
-    assert [(minute, template, n) for minute, template, n in rates.iter_rows()] == [
-        (*at, n) for at, n in sorted(wanted.items())
-    ]
+    rates = RATES.empty() if seen is None else seen.rates
+    assert list(rates.rows()) == [(*at, n) for at, n in sorted(wanted.items())]

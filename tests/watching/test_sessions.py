@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from pipeline.errors import BadPayload
 from pipeline.records.batch import Purpose
 from pipeline.watching.observation import (
-    ANOMALIES_SCHEMA,
-    EVENTS_SCHEMA,
-    RATES_SCHEMA,
+    ANOMALIES,
+    EVENTS,
+    RATES,
     Lane,
     Observation,
 )
@@ -29,6 +29,7 @@ from pipeline.watching.sessions.open_sessions import (
     session_name,
     split_name,
 )
+from pipeline.watching.table import Table
 
 MINUTE_MS = 60_000
 
@@ -44,9 +45,9 @@ def observed(events: list[tuple[str, int, int, int]], **more: Any) -> Observatio
         source="app.log",
         accepted_ms=1_000,
         newest_ms=0,
-        rates=pl.DataFrame(schema=RATES_SCHEMA),
-        events=pl.DataFrame(events, schema=EVENTS_SCHEMA, orient="row"),
-        anomalies=pl.DataFrame(schema=ANOMALIES_SCHEMA),
+        rates=RATES.empty(),
+        events=Table.of(EVENTS, pl.DataFrame(events, schema=EVENTS.types, orient="row")),
+        anomalies=ANOMALIES.empty(),
     )
     return replace(made, **more)
 

@@ -28,7 +28,7 @@ from pipeline.redis.leases import WATCH, Lease, Leases, granted
 from pipeline.settings import Settings
 from pipeline.tasks import watch as task
 from pipeline.tasks.context import Context
-from pipeline.watching import rate_round, session_round
+from pipeline.watching import rate_round, session_round, state
 from pipeline.watching import watcher as module
 from pipeline.watching.callbacks import Callbacks
 from pipeline.watching.incidents.live import Incidents
@@ -394,6 +394,22 @@ def test_past_the_limit_of_their_list_the_oldest_observations_are_dropped_and_co
     assert world.open() == 3 and world.numbers()["bytes"] == 0
 
 
+def test_a_round_takes_many_small_observations_and_ends_at_its_bounds(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(40):
+        world.stored((f"s{i}", 0, OPEN))
+    assert world.round().observations == 40 and world.open() == 40
+    for i in range(9):
+        world.stored((f"s{i}", 1, WORK))
+    monkeypatch.setattr(state, "MAX_ROWS", 6)  # each has a rate and an event
+    assert world.round().observations == 3
+    monkeypatch.setattr(state, "MAX_BYTES", world.numbers()["bytes"] // 3)
+    assert world.round().observations == 2
+    monkeypatch.setattr(state, "MAX_BYTES", 1)
+    assert world.round().observations == 1 and world.waits() == 3
+
+
 def test_what_is_dropped_while_a_round_works_is_not_taken_for_seen(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -470,7 +486,7 @@ def test_a_baseline_is_learnt_from_and_nothing_in_it_is_a_session(world: World) 
     batch_id = world.accept(2, purpose=Purpose.BASELINE)
     seen = world.commit(batch_id, world.rows([("a", 0, OPEN), ("a", 1, FAULT)], anomalous=True), ["a", "a"])
     assert seen is not None and seen.rates.height == 2
-    assert seen.events.is_empty() and seen.anomalies.is_empty()
+    assert not seen.events and not seen.anomalies
     world.round(end=True)
     assert world.sink.batches == {} and world.rules.judged == []
 
@@ -589,11 +605,11 @@ def test_what_is_scored_again_gives_its_sessions_and_no_second_count(world: Worl
     claim = world.ledger.claim(batch_id, Stage.INGEST, "w")
     assert isinstance(claim, Claim)
     first = observe(claim, warming, pl.Series("session", ["a", "a"]))
-    assert first is not None and first.rates.height == 2 and first.events.is_empty()
+    assert first is not None and first.rates.height == 2 and not first.events
     again = observe(replace(claim, rescore=True), rows, pl.Series("session", ["a", "a"]))
-    assert again is not None and again.rates.is_empty() and again.events.height == 2
+    assert again is not None and not again.rates and again.events.height == 2
     assert (again.lane, again.version) == (Lane.RESCORED, "m1")
-    assert Observation.unpack(again.pack()).events.equals(again.events)
+    assert Observation.unpack(again.pack()).events == again.events
     nothing = observe(replace(claim, rescore=True), warming, None)
     assert nothing is None
 
@@ -670,7 +686,8 @@ def test_an_observation_with_which_a_round_fails_is_left_out_and_no_other(world:
     seen = world.commit(batch_id, world.rows((("c", 0, 17),), anomalous=True), ["c"])
     assert seen is not None
     # A time that no calendar has: of a damaged list, or a source of the days to come.
-    seen = replace(seen, anomalies=seen.anomalies.with_columns(pl.lit(1 << 60).alias("first")))
+    wrong = dict(seen.anomalies.columns) | {"first": [1 << 60]}
+    seen = replace(seen, anomalies=replace(seen.anomalies, columns=wrong))
     world.client.lset(world.keys.watching("observations"), 1, seen.pack())  # type: ignore[arg-type]
     world.stored(*BAD)
     found = [item for _ in range(6) for item in world.round(end=True).found]

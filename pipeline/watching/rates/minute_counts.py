@@ -12,11 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-import polars as pl
-
 from pipeline.errors import BadPayload
 from pipeline.records.wire import Codec
-from pipeline.watching.observation import RATES_SCHEMA, Lane, Observation
+from pipeline.watching.observation import Lane, Observation
 from pipeline.watching.rates.rates import FUTURE, Alarm, GoesOn, Rates
 
 SILENT_MS: Final = 86_400_000  # a workload without any line for a day is silent, which is no news any more
@@ -55,10 +53,10 @@ class MinuteCounts:
     def observe(self, observation: Observation, *, judged: bool) -> None:
         """Count a batch. Lines that are only learnt from move no time: a baseline may be of any time."""
         into = self.counts if judged else self.learnt
-        for minute, template_id, n in observation.rates.iter_rows():
+        for minute, template_id, n in observation.rates.rows():
             into[minute, template_id] = into.get((minute, template_id), 0) + n
         self.newest_ms = max(self.newest_ms, observation.accepted_ms)
-        if not judged or observation.rates.is_empty():
+        if not judged or not observation.rates:
             return
         oldest = int(observation.rates["minute"][0]) * 60_000
         self.began_ms = oldest if self.began_ms is None else min(self.began_ms, oldest)
@@ -142,7 +140,7 @@ class MinuteCounts:
                 room = rates.room(judged=judged)
                 if room:
                     rows = [(*key, counts.pop(key)) for key in keys[at : at + room]]
-                    rates.observe(pl.DataFrame(rows, schema=RATES_SCHEMA, orient="row"), judged=judged)
+                    rates.add(rows, judged=judged)
                     at += room
                 elif goes_on():
                     rates.make_room(goes_on, judged=judged)

@@ -10,7 +10,7 @@ when its time is up; the next call does the remaining work, with the same result
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -130,9 +130,13 @@ class Rates:
 
         Raises BadPayload when a column is missing or no number.
         """
+        self.add(_rows(counts), judged=judged)
+
+    def add(self, counts: Iterable[tuple[int, int, int]], *, judged: bool) -> None:
+        """`observe` for counts (minute, template id, n) in this order, each n above 0."""
         buffer = self._scored if judged else self._baseline
         size = buffer.entries()
-        for minute, template_id, n in _rows(counts):
+        for minute, template_id, n in counts:
             if not 0 <= minute <= LAST_MINUTE or not -(2**63) <= template_id < 2**63:
                 self.out_of_range += n
                 continue

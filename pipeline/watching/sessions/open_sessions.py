@@ -80,12 +80,16 @@ def events_by_session(observed: Iterable[Observation]) -> dict[str, list[BatchEv
     """The events of every session, by its name."""
     found: dict[str, list[BatchEvents]] = {}
     for observation in observed:
-        if observation.events.is_empty():
-            continue
-        grouped = observation.events.group_by("session", maintain_order=True).agg("at", "line", "template_id")
-        for key, at_ms, lines, templates in grouped.iter_rows():
-            events = BatchEvents(observation=observation, at_ms=at_ms, lines=lines, templates=templates)
-            found.setdefault(session_name(observation.workload, key), []).append(events)
+        of_batch: dict[str, BatchEvents] = {}
+        for key, at_ms, line, template_id in observation.events.rows():
+            events = of_batch.get(key)
+            if events is None:
+                events = BatchEvents(observation=observation, at_ms=[], lines=[], templates=[])
+                of_batch[key] = events
+                found.setdefault(session_name(observation.workload, key), []).append(events)
+            events.at_ms.append(at_ms)
+            events.lines.append(line)
+            events.templates.append(template_id)
     return found
 
 

@@ -1,0 +1,102 @@
+"""Rows of an observation as lists by column.
+
+Most observations have a few rows. Polars takes 0.3 ms to make a frame of them, and more to ask it. So there
+is a frame only where there are many."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Annotated, Any, Final, Self
+
+import msgspec
+import polars as pl
+
+from pipeline.errors import BadPayload
+from pipeline.records.schema import pack_frame, unpack_frame
+
+# Up to so many rows, columns as msgpack are packed in a tenth of the time of an Arrow file, and not larger.
+_FEW_ROWS: Final = 256
+_COLUMNS: Final = b"C"  # begins such a table; an Arrow file begins with ARROW1
+_FRAME_BYTES: Final = 64 << 20
+# A list of each type, as msgspec checks it.
+_LISTS: Final[Mapping[Any, Any]] = {
+    pl.Int64: list[int | None],
+    pl.UInt32: list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)] | None],
+    pl.UInt64: list[Annotated[int, msgspec.Meta(ge=0)] | None],
+    pl.Float64: list[float | None],
+    pl.String: list[str | None],
+    pl.Boolean: list[bool | None],
+}
+
+
+class Schema:
+    """The columns of a table and their Polars types, in their order."""
+
+    def __init__(self, types: Mapping[str, Any]) -> None:
+        self.types = dict(types)
+        lists: Any = tuple(_LISTS[kind] for kind in types.values())
+        self.decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(tuple[lists])
+
+    def empty(self) -> "Table":
+        return Table(self, {name: [] for name in self.types})
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The lists are as long as each other."""
+
+    schema: Schema
+    columns: Mapping[str, list[Any]]
+
+    @classmethod
+    def of(cls, schema: Schema, frame: pl.DataFrame) -> Self:
+        """The columns of the schema in a frame."""
+        return cls(schema, {name: frame[name].to_list() for name in schema.types})
+
+    @property
+    def height(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __bool__(self) -> bool:
+        return self.height > 0
+
+    def __getitem__(self, name: str) -> list[Any]:
+        return self.columns[name]
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        return zip(*self.columns.values(), strict=True)
+
+    def named_rows(self) -> Iterator[dict[str, Any]]:
+        return map(dict, map(zip, repeat(tuple(self.columns)), self.rows()))
+
+    def slice(self, begin: int, end: int) -> "Table":
+        return Table(self.schema, {name: values[begin:end] for name, values in self.columns.items()})
+
+    def frame(self) -> pl.DataFrame:
+        return pl.DataFrame(self.columns, schema=self.schema.types)
+
+    def pack(self) -> bytes:
+        """Empty for a table without rows."""
+        if not self:
+            return b""
+        if self.height > _FEW_ROWS:
+            return pack_frame(self.frame())
+        return _COLUMNS + msgspec.msgpack.encode(list(self.columns.values()))
+
+    @classmethod
+    def unpack(cls, schema: Schema, blob: bytes) -> Self:
+        """The inverse of `pack`. Raises BadPayload."""
+        if blob.startswith(_COLUMNS):
+            try:
+                columns = schema.decoder.decode(blob[len(_COLUMNS) :])
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+                raise BadPayload(f"a table of an observation is not readable: {exc}") from exc
+            if len(set(map(len, columns))) > 1:
+                raise BadPayload("a table of an observation has columns of several lengths")
+            return cls(schema, dict(zip(schema.types, columns, strict=True)))
+        if not blob:
+            return cls(schema, {name: [] for name in schema.types})
+        frame = unpack_frame(blob, max_bytes=_FRAME_BYTES)
+        if dict(frame.schema) != schema.types:
+            raise BadPayload(f"a table of an observation has the columns {dict(frame.schema)}")
+        return cls.of(schema, frame)
