@@ -20,7 +20,7 @@ from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.models.evidence import Evidence
 from pipeline.models.severity import severity_words
 from pipeline.records.batch import digest, file_key
-from pipeline.records.columns import gathered, lists_of_text, parted
+from pipeline.records.columns import FEW_ROWS, gathered, lists_of_text, parted, stacked
 from pipeline.records.delivery import Meta
 from pipeline.records.levels import ERROR_LEVELS
 from pipeline.records.schema import RAW_SCHEMA, RESULT_SCHEMA, UTC_US
@@ -76,7 +76,7 @@ def prepare_all(
         None if work is None else _with_keys_of(rows, work) for rows, work in zip(parsed, works, strict=True)
     ]
     new = [rows for rows, keyed_rows in zip(parsed, found, strict=True) if keyed_rows is None]
-    prepared = iter(parted(_with_keys(pl.concat(new), masks), [rows.height for rows in new]) if new else ())
+    prepared = iter(parted(_with_keys(stacked(new), masks), [rows.height for rows in new]) if new else ())
     return [next(prepared) if keyed_rows is None else keyed_rows for keyed_rows in found]
 
 
@@ -122,7 +122,7 @@ def _parsed_all(batches: Sequence[tuple[pl.DataFrame, Meta]]) -> list[pl.DataFra
 
 def _parsed_together(batches: Sequence[tuple[pl.DataFrame, Meta]]) -> list[pl.DataFrame]:
     frames = [records for records, _ in batches]
-    records = pl.concat(frames)
+    records = stacked(frames)
     # A line without a time takes that of the line before it: within its source, and within its batch.
     numbers = _numbers(frames)
     batch = pl.Series(numbers).cast(pl.String)
@@ -184,7 +184,7 @@ def answer_all(
     versions = [str(work["version"][0]) for work in works]
     for version in dict.fromkeys(versions):
         places = [place for place, one in enumerate(versions) if one == version]
-        together = works[places[0]] if len(places) == 1 else pl.concat([works[place] for place in places])
+        together = stacked([works[place] for place in places])
         keys = list(dict.fromkeys(together["key"].to_list()))
         parts = parted(answer(together, lookup(version, keys)), [works[place].height for place in places])
         answered |= zip(places, parts, strict=True)
@@ -212,7 +212,7 @@ def answer(work: pl.DataFrame, verdicts: Mapping[int, Verdict]) -> pl.DataFrame:
     if not verdicts:
         return work
     found = [verdicts.get(key) for key in work["key"].to_list()]
-    answered = pl.Series([verdict is not None for verdict in found], dtype=pl.Boolean)
+    answered = [verdict is not None for verdict in found]
     columns = []
     for name in _VERDICT:
         values: list[Any] = [None if verdict is None else getattr(verdict, name) for verdict in found]
@@ -220,8 +220,10 @@ def answer(work: pl.DataFrame, verdicts: Mapping[int, Verdict]) -> pl.DataFrame:
             column, filled = lists_of_text([value or () for value in values]).alias(name), answered
         else:
             column = pl.Series(name, values, dtype=WORK_SCHEMA[name])
-            filled = column.is_not_null()
-        columns.append(column.zip_with(filled, work[name]))
+            filled = [value is not None for value in values]
+        if not all(filled):
+            column = column.zip_with(pl.Series(filled, dtype=pl.Boolean), work[name])
+        columns.append(column)
     return work.with_columns(columns)
 
 
@@ -309,10 +311,34 @@ def _results_together(batches: Sequence[Judged]) -> pl.DataFrame:
     prepared = gathered([one.prepared for one in batches], needed)
     prepared = prepared.with_columns(pl.Series("batch", numbers), *columns)
     works = gathered([one.work for one in batches], ["key", *_VERDICT, "version"])
-    works = works.with_columns(pl.Series("batch", _numbers([one.work for one in batches])))
-    frame = prepared.join(works, on=["batch", "key"], how="left", maintain_order="left")
+    of_work = _numbers([one.work for one in batches])
+    frame = _joined_in_python(prepared, numbers, works, of_work) if prepared.height < FEW_ROWS else None
+    if frame is None:
+        works = works.with_columns(pl.Series("batch", of_work))
+        frame = prepared.join(works, on=["batch", "key"], how="left", maintain_order="left")
     ids = _ids(pl.col("source_key"), pl.col("suffix"), ["batch", "line"])
+    if prepared.height < FEW_ROWS and 0 not in frame["lines"].to_list():
+        places = list(zip(numbers.tolist(), frame["line"].to_list(), strict=True))
+        if len(set(places)) == len(places):  # no line is in pieces
+            ids = pl.col("source_key") + "-" + pl.col("line").cast(pl.String)
     return _results(frame.with_columns(ids.alias("record_id")))
+
+
+def _joined_in_python(
+    prepared: pl.DataFrame,
+    of_record: "np.ndarray[tuple[int], np.dtype[np.int64]]",
+    works: pl.DataFrame,
+    of_work: "np.ndarray[tuple[int], np.dtype[np.int64]]",
+) -> pl.DataFrame | None:
+    """Each record with its row of `works`, by batch and key; None where some have none.
+
+    For few rows a dict takes a third of a join."""
+    rows = {pair: row for row, pair in enumerate(zip(of_work.tolist(), works["key"].to_list(), strict=True))}
+    try:
+        which = [rows[pair] for pair in zip(of_record.tolist(), prepared["key"].to_list(), strict=True)]
+    except KeyError:
+        return None
+    return prepared.hstack(works.drop("key")[which])
 
 
 def _results(frame: pl.DataFrame) -> pl.DataFrame:
@@ -395,12 +421,14 @@ def outcomes_all(several: Sequence[pl.DataFrame]) -> list[dict[str, int]]:
     heights = np.array([one.height for one in several])
     starts = np.cumsum(heights) - heights
     lines = rows["lines"].to_numpy().astype(np.int64)
-    anomalous = rows["anomalous"]
-    chosen = {
-        "anomalous": anomalous.fill_null(value=False),
-        "normal": ~anomalous.fill_null(value=True),
-        "warming": anomalous.is_null(),
-        "unclassified": (rows["template_id"] == UNCLASSIFIED).fill_null(value=False),
+    anomalous = pl.col("anomalous")
+    chosen = rows.select(
+        anomalous.fill_null(value=False).alias("anomalous"),
+        (~anomalous.fill_null(value=True)).alias("normal"),
+        anomalous.is_null().alias("warming"),
+        (pl.col("template_id") == UNCLASSIFIED).fill_null(value=False).alias("unclassified"),
+    )
+    sums = {
+        some.name: np.add.reduceat(lines * some.to_numpy(), starts).tolist() for some in chosen.get_columns()
     }
-    sums = {name: np.add.reduceat(lines * some.to_numpy(), starts).tolist() for name, some in chosen.items()}
     return [{name: counts[number] for name, counts in sums.items()} for number in range(len(several))]

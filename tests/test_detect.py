@@ -1,6 +1,7 @@
 """Records to verdicts as pure functions: every record once, in order, with an id of its own."""
 
 import itertools
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -341,6 +342,24 @@ def test_the_pieces_of_one_long_line_have_different_ids() -> None:
     assert len(set(ids)) == len(ids)
     assert ids[:3] == ["00aa-1", "00aa-2", "00aa-2.1"]
     assert results_of(frame)["record_id"].to_list() == ids
+
+
+def test_pieces_have_the_same_ids_where_several_batches_are_joined() -> None:
+    frames = [pieces(), raw_frame(["a", "b"]), pieces().slice(3), pieces()[[0, 0, 1]]]
+    judged = []
+    for number, records in enumerate(frames):
+        meta = Meta(
+            batch_id=f"b{number}", source="s", source_key="00aa", purpose=Purpose.SCORE, arrived=ARRIVED,
+            formats=(), zone="UTC",
+        )  # fmt: skip
+        rows = detect.prepare(records, meta, MASKS)
+        judged.append(detect.Judged(rows, detect.distinct(rows, "m1"), meta, f"w{number}"))
+    for one, rows in zip(judged, detect.result_rows_all(judged), strict=True):
+        assert rows.equals(detect.result_rows(one.prepared, one.work, one.meta, one.workload))
+    # A key without work is no error: its masks may have changed since.
+    judged[1] = replace(judged[1], work=judged[1].work.head(1))
+    for one, rows in zip(judged, detect.result_rows_all(judged), strict=True):
+        assert rows.equals(detect.result_rows(one.prepared, one.work, one.meta, one.workload))
 
 
 def batch(batch_id: str, records: pl.DataFrame) -> Batch:

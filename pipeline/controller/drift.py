@@ -108,17 +108,19 @@ def measure_all(batches: Sequence[tuple[pl.DataFrame, pl.DataFrame]]) -> list[di
     """
     rows = gathered([rows for rows, _ in batches], ["score", "reasons", "anomalous"])
     batch = np.repeat(np.arange(len(batches)), [rows.height for rows, _ in batches])
-    is_judged = rows["score"].is_not_null()
-    batch, judged = batch[is_judged.to_numpy()], rows.filter(is_judged)
+    if rows["score"].null_count():
+        is_judged = rows["score"].is_not_null()
+        batch, rows = batch[is_judged.to_numpy()], rows.filter(is_judged)
+    new = pl.col("reasons").list.contains(Reason.NEW_TEMPLATE.value).fill_null(value=False)
+    judged = rows.select("score", new.alias("novel"), pl.col("anomalous").fill_null(value=False))
 
     def sums(chosen: pl.Series) -> list[int]:
-        found = np.bincount(batch, weights=chosen.fill_null(value=False).to_numpy(), minlength=len(batches))
-        return [int(n) for n in found]
+        return [int(n) for n in np.bincount(batch, weights=chosen.to_numpy(), minlength=len(batches))]
 
     places = np.clip(np.floor(judged["score"].to_numpy() * BINS), 0, BINS - 1).astype(np.int64)
     bins = np.bincount(batch * BINS + places, minlength=BINS * len(batches)).reshape(-1, BINS).tolist()
     lines = np.bincount(batch, minlength=len(batches)).tolist()
-    novel = sums(judged["reasons"].list.contains(Reason.NEW_TEMPLATE.value))
+    novel = sums(judged["novel"])
     anomalous = sums(judged["anomalous"])
     found: list[dict[str, int]] = []
     for number, (_, work) in enumerate(batches):

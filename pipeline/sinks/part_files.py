@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import polars as pl
 
@@ -73,10 +73,8 @@ class PartFiles:
         )
         name = f"{LINES}date={day}/{level}-{uuid.uuid4().hex}.parquet"
         self.objects.put(name, out.getvalue())
-        first, last = rows.select(
-            pl.col("timestamp").min().dt.epoch("us").alias("first"),
-            pl.col("timestamp").max().dt.epoch("us").alias("last"),
-        ).row(0)
+        at_us = rows["timestamp"].to_physical()
+        first, last = cast("int | None", at_us.min()), cast("int | None", at_us.max())
         return Part(
             name=name,
             day=day,

@@ -234,21 +234,25 @@ class _Counted:
         heights = np.array([one.height for one in several])
         starts = np.cumsum(heights) - heights
         of = np.repeat(np.arange(heights.size), heights)
-        at = rows["timestamp"].to_physical()
-        at_us = at.fill_null(0).to_numpy()
-        timed = (rows["timed"].fill_null(value=True) & at.is_not_null() & (rows["lines"] > 0)).to_numpy()
-        source = rows["source"]
+        at, source = pl.col("timestamp").to_physical(), pl.col("source")
+        columns = rows.with_columns(rows["source"][starts][of].alias("first")).select(
+            at.fill_null(0).alias("at"),
+            (pl.col("timed").fill_null(value=True) & at.is_not_null() & (pl.col("lines") > 0)).alias("timed"),
+            pl.col("template_id").fill_null(UNCLASSIFIED).alias("template"),
+            pl.col("score").is_not_null().alias("scored"),
+            pl.col("anomalous").fill_null(value=False),
+            (source != pl.col("first")).fill_null(value=False).alias("packed"),
+        )
+        at_us, timed, template, scored, anomalous, packed = (one.to_numpy() for one in columns.get_columns())
         return cls(
             of=of,
             minute=at_us // 60_000_000,
-            template=rows["template_id"].fill_null(UNCLASSIFIED).to_numpy(),
+            template=template,
             # A rate of arrival times is that of the reader.
-            rated=timed & (rows["template_id"].fill_null(UNCLASSIFIED) != UNCLASSIFIED).to_numpy(),
-            scored=np.logical_and.reduceat(rows["score"].is_not_null().to_numpy(), starts),
-            anomalous=np.logical_or.reduceat(rows["anomalous"].fill_null(value=False).to_numpy(), starts),
-            packed=np.logical_or.reduceat(
-                (source != source[starts][of]).fill_null(value=False).to_numpy(), starts
-            ),
+            rated=timed & (template != UNCLASSIFIED),
+            scored=np.logical_and.reduceat(scored, starts),
+            anomalous=np.logical_or.reduceat(anomalous, starts),
+            packed=np.logical_or.reduceat(packed, starts),
             newest_us=np.maximum.reduceat(np.where(timed, at_us, 0), starts),
         )
 

@@ -5,6 +5,7 @@ import csv
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import polars as pl
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from bench import _drain3, frontend, parsing
 from pipeline import detect
+from pipeline.drain.masking import multiline, passes
 from pipeline.drain.masking import plan as masking
 from pipeline.drain.masking.digits import alternatives, is_digit_invariant, normalise_digits, widened
 from pipeline.drain.masking.mask_set import MaskSet
@@ -79,6 +81,15 @@ def batches(draw: st.DrawFn) -> list[str]:
 def test_lines_that_differ_in_digits_are_masked_as_each_alone(masks: MaskSet, messages: list[str]) -> None:
     # The memory of the set is not emptied in between, so what one example left must not harm another.
     assert masked(masks, messages) == [masks.mask_one(message) for message in messages]
+
+
+@given(st.lists(LINES, min_size=1, max_size=6), st.sampled_from(["", "x" * 5_000]))
+@settings(max_examples=60, deadline=None)
+def test_few_lines_are_masked_in_python_as_by_queries(messages: list[str], long: str) -> None:
+    column = pl.Series([message + long for message in messages], dtype=pl.String)
+    with mock.patch.object(passes, "FEW_ROWS", 0), mock.patch.object(multiline, "FEW_ROWS", 0):
+        by_queries = MASKS.mask_exactly(column)
+    assert MASKS.mask_exactly(column).equals(by_queries)
 
 
 # Words that some mask takes for a sign, a code or a time, with some digits and not with others.

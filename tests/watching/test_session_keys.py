@@ -1,11 +1,14 @@
 """Session keys are found by looking at a record alone."""
 
+from unittest import mock
+
 import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import BadSetting
+from pipeline.watching.sessions import keys
 from pipeline.watching.sessions.keys import MAX_KEY, extract, user_patterns
 
 UUID = "3f2504e0-4f89-41d3-9a0c-0305e82c3301"
@@ -94,3 +97,17 @@ LINES = st.sampled_from(
 @given(st.lists(LINES, min_size=1, max_size=30))
 def test_a_records_key_does_not_depend_on_the_batch_around_it(lines: list[str]) -> None:
     assert extract(pl.DataFrame({"raw": lines})).to_list() == [key(line) for line in lines]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.none() | st.lists(LINES | st.sampled_from(["request_id=0000", "job-7", "é"])).map(" ".join)),
+    st.sampled_from([(), ("(job-[0-9])",)]),
+)
+def test_few_records_have_the_keys_that_queries_find(
+    lines: list[str | None], patterns: tuple[str, ...]
+) -> None:
+    frame = pl.DataFrame({"raw": lines}, schema={"raw": pl.String})
+    with mock.patch.object(keys, "FEW_ROWS", 0):
+        by_queries = extract(frame, user_patterns(patterns))
+    assert extract(frame, user_patterns(patterns)).equals(by_queries)

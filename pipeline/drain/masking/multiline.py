@@ -8,7 +8,7 @@ from typing import Final
 
 import polars as pl
 
-from pipeline.records.columns import spread
+from pipeline.records.columns import FEW_ROWS, spread
 
 EMPTY: Final = "<EMPTY>"
 LINE_END: Final = "<NL>"
@@ -106,6 +106,10 @@ def limit(masked: pl.Series) -> pl.Series:
     halved."""
     if masked.is_empty():
         return masked
+    if masked.len() < FEW_ROWS:
+        texts = masked.to_list()
+        if max(map(len, texts)) <= MAX_MASKED_CHARS // 4:  # a character has four bytes at most
+            return pl.Series(masked.name, [short.strip(" ") or EMPTY for short in texts], dtype=pl.String)
     text = pl.col(masked.name)
     if not (masked.str.len_bytes() > MAX_MASKED_CHARS).any():
         short = masked.str.strip_chars(" ")

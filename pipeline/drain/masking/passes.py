@@ -14,7 +14,7 @@ import polars as pl
 from pipeline.drain.masking.digits import alternatives, is_digit_invariant, reads_a_one, widened
 from pipeline.drain.masking.masks import Mask
 from pipeline.drain.masking.multiline import limit
-from pipeline.records.columns import spread
+from pipeline.records.columns import FEW_ROWS, spread
 
 # Kept digits hide as noncharacters, which `cleaned` has removed from every text. The underscores keep a
 # hidden digit inside a word from becoming a word boundary for the masks behind it.
@@ -22,6 +22,7 @@ HIDDEN: Final = {str(d): f"_{chr(0xFDD0 + d)}_" for d in range(10)}
 # A later mask may have replaced one of the underscores; the digit comes back all the same.
 SHOWN: Final = {mark: d for d, hidden in HIDDEN.items() for mark in (hidden, hidden.strip("_"))}
 _HIDE: Final = str.maketrans(HIDDEN)
+_MARKS: Final = re.compile("|".join(map(re.escape, SHOWN)))
 _OPEN: Final = "\ufdda"
 _CLOSE: Final = "\ufddb"
 _KEPT_DIGITS: Final = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
@@ -197,6 +198,9 @@ def run_all(passes: Sequence[Pass], lines: pl.Series) -> pl.Series:
 
 def restore_digits(lines: pl.Series) -> pl.Series:
     """Lines after all passes, with their kept digits restored and their length bounded."""
+    if lines.len() < FEW_ROWS:
+        texts = [_MARKS.sub(lambda mark: SHOWN[mark[0]], text) for text in lines.to_list()]
+        return limit(pl.Series(lines.name, texts, dtype=pl.String))
     hidden = lines.str.contains("[\ufdd0-\ufdd9]")
     if hidden.any():
         text = lines.filter(hidden).str.replace_many(list(SHOWN), list(SHOWN.values()), leftmost=True)
@@ -209,10 +213,12 @@ def _hide(lines: pl.Series, pattern: str) -> pl.Series:
     name = lines.name
     # Building an expression costs more than running it over a few lines, so one expression does both.
     marked = pl.col(name).str.replace_all(pattern, f"{_OPEN}${{0}}{_CLOSE}")
-    text = str(spread(lines, marked).str.join("\n").item())
+    text = "\n".join(spread(lines, marked).to_list())
     if _OPEN not in text:
         return lines
     text = _KEPT_DIGITS.sub(_hidden_digits, text)
+    if lines.len() < FEW_ROWS:
+        return pl.Series(name, text.split("\n"), dtype=pl.String)
     return pl.Series(name, [text]).str.split("\n").explode(empty_as_null=False)
 
 

@@ -44,6 +44,7 @@ _BY_DIGITS: Final = ""
 _SHAPE: Final = ""
 _MESSAGE: Final = "\n\n"
 _EXACT: Final = "\n"
+_STABLE: Final = "\n\n\n"  # a masked line that a further round leaves as it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +114,7 @@ def by_digit_shape(
     many = texts.len() >= _FEW_LINES
     first = texts.clear() if many or not rows.size else one_round(plan, cleaned(texts))
     from_shapes = limit(lines.filter(reliable))
-    stable = _until_stable(
-        pl.concat([from_shapes, first.alias(from_shapes.name)]),
-        lambda lines_again: _next_round(plan, lines_again),
-    )
+    stable = _known_stable(plan, pl.concat([from_shapes, first.alias(from_shapes.name)]))
     masked = np.array(remembered, dtype=object)
     masked[by_digits] = _BY_DIGITS
     masked[np.array(fresh, dtype=np.int64)[reliable.to_numpy()]] = stable[: from_shapes.len()].to_list()
@@ -159,12 +157,30 @@ def _recalled(plan: Plan, lines: pl.Series, prefix: str) -> pl.Series:
     return pl.Series(lines.name, plan.memo.recall(keys, compute), dtype=pl.String)
 
 
-def _until_stable(masked: pl.Series, mask_again: Callable[[pl.Series], pl.Series]) -> pl.Series:
+def _known_stable(plan: Plan, masked: pl.Series) -> pl.Series:
+    """Masked lines, masked again until nothing changes; the memo tells which a round left as they were."""
+    keys = [_STABLE + text for text in masked.to_list()]
+    rows = [row for row, known in enumerate(plan.memo.recalled(keys)) if known is None]
+    if not rows:
+        return masked
+    lines = masked[rows]
+    once = _next_round(plan, lines)
+    same = (lines == once).to_list()
+    plan.memo.remember({keys[row]: keys[row] for row, stays in zip(rows, same, strict=True) if stays})
+    if all(same):
+        return masked
+    again = _until_stable(once, lambda lines_again: _next_round(plan, lines_again), rounds=_MAX_ROUNDS - 1)
+    return masked.clone().scatter(rows, again)
+
+
+def _until_stable(
+    masked: pl.Series, mask_again: Callable[[pl.Series], pl.Series], *, rounds: int = _MAX_ROUNDS
+) -> pl.Series:
     """Masked lines, masked again until nothing changes.
 
     A token can stand where a digit beside a word hid a boundary (`1user=bob`). Further rounds work on
     distinct masked lines, so they cost little."""
-    for _ in range(_MAX_ROUNDS if masked.len() else 0):
+    for _ in range(rounds if masked.len() else 0):
         few, which = kinds(masked) if repeats(masked, WORTH) else (masked, None)
         lines_again = mask_again(few)
         if (few == lines_again).all():

@@ -17,6 +17,7 @@ from pipeline.errors import ClaimLost
 from pipeline.ledger.renewal import ClaimRenewal
 from pipeline.logs import logger
 from pipeline.records.batch import Purpose
+from pipeline.records.columns import stacked
 from pipeline.records.delivery import Claim, Stage, WorkloadEnd
 from pipeline.tasks.context import Context
 from pipeline.tasks.grouping.along import alone, claim_others, give_back_apart
@@ -47,7 +48,7 @@ def joined(parts: Sequence[Unstored]) -> Unstored:
     if len(parts) == 1:
         return parts[0]
     return Unstored(
-        rows=pl.concat([part.rows for part in parts]),
+        rows=stacked([part.rows for part in parts]),
         warming=False,
         ends=tuple(end for part in parts for end in part.ends),
     )

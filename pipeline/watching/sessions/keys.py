@@ -15,6 +15,7 @@ from typing import Final
 import polars as pl
 
 from pipeline.errors import BadSetting
+from pipeline.records.columns import FEW_ROWS
 
 MAX_KEY: Final = 80  # characters
 _MAX_PATTERN: Final = 2_000
@@ -88,6 +89,8 @@ def extract(frame: pl.DataFrame, patterns: Sequence[KeyPattern] = ()) -> pl.Seri
     """
     columns = [pl.col(name) for name in ("raw", "message") if name in frame.columns]
     text = frame.select(pl.coalesce(columns).alias("text"))["text"]
+    if text.len() < FEW_ROWS:
+        return pl.Series("session", _extract_few(text, patterns), dtype=pl.String)
     keys = pl.Series("session", [None], dtype=pl.String).new_from_index(0, len(text))
     rows = text.is_not_null().arg_true()  # without a key so far
     for kind in patterns:
@@ -107,6 +110,39 @@ def extract(frame: pl.DataFrame, patterns: Sequence[KeyPattern] = ()) -> pl.Seri
         if any_near:
             keys, rows = _extract(text, keys, rows, kind)
     return keys
+
+
+def _extract_few(text: pl.Series, patterns: Sequence[KeyPattern]) -> list[str | None]:
+    """The session keys of few texts: a query costs as much as hundreds of rows in Python."""
+    keys: list[str | None] = [None] * text.len()
+    texts = text.to_frame()
+
+    def take(kind: KeyPattern, places: Sequence[int]) -> None:
+        places = [place for place in places if keys[place] is None]
+        if places:
+            for place, found in zip(places, text[places].str.extract(kind.pattern, 1).to_list(), strict=True):
+                if found is not None and found.strip("0.-"):
+                    keys[place] = found[:MAX_KEY]
+
+    def take_hinted(kinds: Sequence[KeyPattern], places: Sequence[int], hits: pl.DataFrame) -> None:
+        for kind, hinted in zip(kinds, hits.get_columns(), strict=True):
+            take(kind, [place for place, hit in zip(places, hinted.to_list(), strict=True) if hit])
+
+    for kind in patterns:
+        take(kind, range(text.len()))
+    first, others = KEY_PATTERNS[:_FIRST], KEY_PATTERNS[_FIRST:]
+    hints = pl.col(text.name).str.contains(_HINTS).alias("any")
+    near, *hits = texts.select(hints, *_hinted(first, text.name)).get_columns()
+    places = [place for place, hit in enumerate(near.to_list()) if hit]
+    take_hinted(first, range(text.len()), pl.DataFrame(hits))
+    places = [place for place in places if keys[place] is None]
+    if places:
+        take_hinted(others, places, texts[places].select(_hinted(others, text.name)))
+    return keys
+
+
+def _hinted(kinds: Sequence[KeyPattern], name: str) -> list[pl.Expr]:
+    return [kind.hinted(pl.col(name)).alias(str(place)) for place, kind in enumerate(kinds)]
 
 
 def _extract(
