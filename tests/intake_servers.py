@@ -14,8 +14,8 @@ from polling import wait_until
 from pipeline.errors import RedisUnavailable
 from pipeline.records.delivery import Accepted, Full
 from pipeline.records.pushed import PushedRecords
+from pipeline.service.senders import SenderCounts, SentBy
 from pipeline.sources.protocols.contract import Decoded
-from pipeline.workers.intake.senders import SenderCounts, SentBy
 
 TIMEOUT_S = 20.0
 T = TypeVar("T")

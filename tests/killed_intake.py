@@ -18,13 +18,13 @@ from pipeline.messages.submit import Submit
 from pipeline.producer import Producer
 from pipeline.records.delivery import Accepted, Full
 from pipeline.redis.connection import connect
+from pipeline.service.senders import SentBy
 from pipeline.settings import Settings
 from pipeline.sources.protocols.contract import Decoded
 from pipeline.workers.intake.connections import StreamServer
 from pipeline.workers.intake.door import Door
 from pipeline.workers.intake.forward_server import ForwardServer
 from pipeline.workers.intake.relp_server import RelpServer
-from pipeline.workers.intake.senders import SentBy
 
 SERVERS: dict[str, type[StreamServer]] = {"forward": ForwardServer, "relp": RelpServer}
 ROOT = Path(__file__).resolve().parent.parent

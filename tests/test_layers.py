@@ -17,7 +17,7 @@ FLOORS = [
     ["cli"],
     ["commands"],
     ["workers"],
-    ["tasks"],
+    ["tasks", "service"],
     ["training", "detect", "report", "producer"],
     ["sinks", "watching", "sources", "messages", "controller"],
     ["opensearch", "drain", "models", "ledger", "marks", "observe", "gpu"],

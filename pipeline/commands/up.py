@@ -16,11 +16,11 @@ from pipeline.errors import RedisUnavailable
 from pipeline.ledger.ledger import Ledger
 from pipeline.logs import set_up
 from pipeline.redis.connection import connect
+from pipeline.service.keys import SenderKeys
 from pipeline.settings import Settings
 from pipeline.settings.listeners import DEFAULT, Listener
 from pipeline.settings.values import masked_url
 from pipeline.units import listed
-from pipeline.workers.intake.keys import SenderKeys
 
 if TYPE_CHECKING:
     from pipeline.workers.stack.stack import Stack

@@ -92,7 +92,7 @@ class Keys:
     intake = KeyFamily("young, :old", "hash identity -> digest of the body",
         "requests that the intake has taken in, and since when under ``",
         "ledger/accept_many.lua rotates young to old, after 10 minutes or 200,000; TTL 20 minutes")
-    sender_keys = Key("hash name -> JSON", "keys of senders: digest, workloads (workers/intake/keys.py)",
+    sender_keys = Key("hash name -> JSON", "keys of senders: digest, workloads (service/keys.py)",
         "1,000; `logweir keys revoke`")
     senders = Key("hash `protocol key peer` -> JSON", "who sends, how much, and when last",
         "1,000; the longest silent one goes; TTL 30 days")

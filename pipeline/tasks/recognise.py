@@ -1,6 +1,6 @@
 """Formats of senders, for `logweir senders`: samples of the intake, taken by the sweep of a worker.
 
-The process of the intake has no parser (workers/intake/senders.py). A sample that is lost costs a minute.
+The process of the intake has no parser (service/senders.py). A sample that is lost costs a minute.
 """
 
 import json

@@ -16,8 +16,8 @@ from pipeline.observe.counters import OTHER, ROLES, STAGES, Meter, MeterKind
 from pipeline.redis.connection import text_map
 from pipeline.redis.keys import WORKER_TTL_S
 from pipeline.redis.shards import of_shard
+from pipeline.service.senders import silent_senders
 from pipeline.settings import MAX_SHARDS, Settings
-from pipeline.workers.intake.senders import silent_senders
 from pipeline.workers.kafka.progress import read_partitions
 
 # (name of the metric, values of its labels) -> value

@@ -25,7 +25,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from pipeline.commands.gpu import top as gpu_top
-from pipeline.commands.gpu.facts import lease_rows, pool_facts, tenant_rows
 from pipeline.commands.gpu.top import EMPTY, cropped, picture
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.policy import policy
@@ -47,6 +46,7 @@ from pipeline.gpu.values import (
     Snapshot,
     Tenant,
 )
+from pipeline.service.pool_facts import lease_rows, pool_facts, tenant_rows
 from pipeline.settings import Settings
 from pipeline.units import seconds, size
 

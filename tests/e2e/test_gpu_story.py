@@ -19,9 +19,9 @@ import redis
 from fake_nvml_driver import Driver, Gpu
 
 from e2e.harness import Up, environment, running, sentence, until
-from pipeline.commands.gpu.facts import pool_facts
 from pipeline.gpu.pool import Pool
 from pipeline.redis.attach import attached
+from pipeline.service.pool_facts import pool_facts
 from pipeline.settings import Settings
 
 # Two large ones, and a small one that is lost for a while. A host has one lock per uuid, whoever runs tests

@@ -16,10 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.commands.common import cell, out, print_json, printable
-from pipeline.commands.gpu.facts import pool_facts
 from pipeline.errors import BadInput, RedisUnavailable
 from pipeline.gpu.policy.explain import short, shorten
 from pipeline.gpu.values import Snapshot
+from pipeline.service.pool_facts import pool_facts
 from pipeline.units import listed, plural, seconds, size, span
 
 DRAW_S: Final = 1.0  # Longest pause between two drawings, so that the age of a picture is seen to grow.

@@ -93,8 +93,8 @@ def _done_with_pool(args: argparse.Namespace) -> int:
 
 
 def _leases(args: argparse.Namespace, snapshot: Snapshot) -> int:
-    from pipeline.commands.gpu.facts import lease_rows
     from pipeline.gpu.policy.explain import short
+    from pipeline.service.pool_facts import lease_rows
     from pipeline.units import seconds, size
 
     found = lease_rows(snapshot)
@@ -130,7 +130,7 @@ def _leases(args: argparse.Namespace, snapshot: Snapshot) -> int:
 
 
 def _tenants(args: argparse.Namespace, snapshot: Snapshot) -> int:
-    from pipeline.commands.gpu.facts import tenant_rows
+    from pipeline.service.pool_facts import tenant_rows
     from pipeline.units import size
 
     found = tenant_rows(snapshot)

@@ -8,7 +8,7 @@ from rich.table import Table
 from pipeline.commands.common import cell, out, print_json, printable, reached, redis_explained, settings_of
 from pipeline.errors import BadInput
 from pipeline.redis.connection import connect
-from pipeline.workers.intake.keys import SenderKey, SenderKeys
+from pipeline.service.keys import SenderKey, SenderKeys
 
 
 def main(args: argparse.Namespace) -> int:

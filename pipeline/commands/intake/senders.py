@@ -12,8 +12,8 @@ from rich.table import Table
 
 from pipeline.commands.common import cell, out, print_json, reached, redis_explained, settings_of
 from pipeline.redis.connection import connect
+from pipeline.service.senders import read_senders
 from pipeline.units import plural
-from pipeline.workers.intake.senders import read_senders
 from pipeline.workers.kafka.progress import PartitionProgress, stored_partitions
 
 SHOWN = 50

@@ -11,10 +11,10 @@ from pipeline.commands.intake.snippets import of_scheme, snippet_lines, snippet_
 from pipeline.errors import BadInput
 from pipeline.redis.attach import running
 from pipeline.redis.connection import connect
+from pipeline.service.keys import SenderKeys
 from pipeline.settings import Settings
 from pipeline.settings.listeners import Listener
 from pipeline.units import plural
-from pipeline.workers.intake.keys import SenderKeys
 
 
 def main(args: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ import base64
 import binascii
 from collections.abc import Iterator, Mapping
 
-from pipeline.workers.intake.keys import KeyRing, SenderKey
+from pipeline.service.keys import KeyRing, SenderKey
 from pipeline.workers.intake.refusals import Refusal, RequestRefused
 from pipeline.workers.sockets import is_own_host
 

@@ -19,6 +19,8 @@ from pipeline.errors import RedisUnavailable
 from pipeline.logs import logger
 from pipeline.observe import counters as metrics
 from pipeline.records.delivery import Full
+from pipeline.service.keys import KeyRing, SenderKey, SenderKeys
+from pipeline.service.senders import SentBy
 from pipeline.settings.listeners import Listener
 from pipeline.sources.protocols.answers import hec_answers
 from pipeline.sources.protocols.answers.preamble import preamble
@@ -38,10 +40,8 @@ from pipeline.workers.intake.dialects import (
     json_answer,
 )
 from pipeline.workers.intake.door import Door, IdentityConflict
-from pipeline.workers.intake.keys import KeyRing, SenderKey, SenderKeys
 from pipeline.workers.intake.refusals import Refusal, RequestRefused
 from pipeline.workers.intake.rule_book import RuleBook
-from pipeline.workers.intake.senders import SentBy
 
 WHERE: Final = (
     "/v1/logs (OTLP), /_bulk (Elasticsearch), /loki/api/v1/push, /services/collector (Splunk), "

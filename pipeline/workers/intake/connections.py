@@ -16,11 +16,11 @@ from typing import ClassVar, Final, cast
 
 from pipeline.logs import logger
 from pipeline.observe import counters as metrics
+from pipeline.service.senders import SentBy
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
 from pipeline.workers.intake.door import Door
 from pipeline.workers.intake.identity import Identity
 from pipeline.workers.intake.rule_book import RuleBook
-from pipeline.workers.intake.senders import SentBy
 from pipeline.workers.intake.taking import seconds_to_next_try
 from pipeline.workers.sockets import TlsFiles
 

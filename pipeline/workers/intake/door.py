@@ -20,11 +20,11 @@ from pipeline.producer import Producer
 from pipeline.records.batch import Batch
 from pipeline.records.delivery import Accepted, Full, Known, RequestIdentity
 from pipeline.records.pushed import PushedRecords
+from pipeline.service.senders import SenderCounts, SentBy
 from pipeline.sources.protocols.contract import Decoded
 from pipeline.sources.protocols.workloads import UNKNOWN
 from pipeline.workers.intake.batches import take_rows, text_size, window_batches, with_usable_names
 from pipeline.workers.intake.identity import Identity, told_apart
-from pipeline.workers.intake.senders import SenderCounts, SentBy
 
 # Between two commits, unless a window is full sooner. A batch costs stage ingest 22 ms however small it is: a
 # tenth of a core at WINDOW_S. A sender that waits for each answer sends once in a window. So the window is

@@ -13,9 +13,9 @@ from typing import Final
 
 from pipeline.logs import logger
 from pipeline.observe import counters as metrics
+from pipeline.service.senders import SentBy
 from pipeline.sources.protocols.contract import Decoded
 from pipeline.workers.intake.door import Door
-from pipeline.workers.intake.senders import SentBy
 from pipeline.workers.intake.taking import seconds_to_next_try
 
 AT_ONCE: Final = 1_000

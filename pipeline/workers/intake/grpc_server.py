@@ -19,16 +19,16 @@ from pipeline.errors import RedisUnavailable
 from pipeline.logs import logger
 from pipeline.observe import counters as metrics
 from pipeline.records.delivery import Full
+from pipeline.service.keys import SenderKey
+from pipeline.service.senders import SentBy
 from pipeline.sources.protocols.answers.otlp_answers import otlp_response
 from pipeline.sources.protocols.contract import Hints, Undecodable
 from pipeline.sources.protocols.otlp import decode_protobuf
 from pipeline.workers.intake.connections import STOP_S
 from pipeline.workers.intake.door import Door, IdentityConflict
 from pipeline.workers.intake.identity import of_body
-from pipeline.workers.intake.keys import SenderKey
 from pipeline.workers.intake.refusals import AGAIN, RETRY_AFTER_S, Refusal, RequestRefused
 from pipeline.workers.intake.rule_book import RuleBook
-from pipeline.workers.intake.senders import SentBy
 from pipeline.workers.sockets import TlsFiles
 
 MOST_BYTES: Final = 20 * 1024 * 1024  # decompressed, as over HTTP

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pipeline.errors import BadInput
+from pipeline.service.keys import SenderKey
 from pipeline.settings.listeners import Listener
 from pipeline.workers.intake.access import check_access
 from pipeline.workers.intake.app import Service
@@ -13,7 +14,6 @@ from pipeline.workers.intake.connections import StreamServer
 from pipeline.workers.intake.forward_server import ForwardServer
 from pipeline.workers.intake.grpc_server import Authorize, GrpcServer
 from pipeline.workers.intake.http_server import HttpServer
-from pipeline.workers.intake.keys import SenderKey
 from pipeline.workers.intake.relp_server import RelpServer
 from pipeline.workers.intake.syslog_server import SyslogDatagrams, SyslogServer
 from pipeline.workers.sockets import TlsFiles

@@ -23,15 +23,15 @@ from pipeline.observe import counters as metrics
 from pipeline.producer import Producer
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
+from pipeline.service.keys import SenderKeys
+from pipeline.service.senders import PUSH_S
 from pipeline.settings import Settings
 from pipeline.settings.listeners import Listener
 from pipeline.workers.heartbeat import Heartbeat
 from pipeline.workers.intake.app import Service
 from pipeline.workers.intake.door import Door
-from pipeline.workers.intake.keys import SenderKeys
 from pipeline.workers.intake.listening import IntakeServer, server_of
 from pipeline.workers.intake.rule_book import RuleBook
-from pipeline.workers.intake.senders import PUSH_S
 from pipeline.workers.liveness import Progress
 from pipeline.workers.sockets import listener_socket
 from pipeline.workers.tethered import tether

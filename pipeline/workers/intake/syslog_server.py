@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from typing import ClassVar, Final
 
 from pipeline.observe import counters as metrics
+from pipeline.service.senders import SentBy
 from pipeline.sources.protocols.contract import Decoded, Hints
 from pipeline.sources.protocols.streams.syslog import SyslogFraming, syslog_records
 from pipeline.workers.intake.connections import STOP_S, Connection, StreamServer
 from pipeline.workers.intake.door import Door
 from pipeline.workers.intake.gathering import Gathering, Message
 from pipeline.workers.intake.rule_book import RuleBook
-from pipeline.workers.intake.senders import SentBy
 
 # Linux's SO_MEMINFO: nine numbers, and the last one is how many datagrams found the buffer full.
 _SO_MEMINFO: Final = 55

@@ -8,8 +8,8 @@ from pipeline.sources.protocols.contract import Decoded
 from pipeline.workers.intake.identity import Identity
 
 if TYPE_CHECKING:
+    from pipeline.service.senders import SentBy
     from pipeline.workers.intake.door import Door
-    from pipeline.workers.intake.senders import SentBy
 
 # The door has tried for two seconds itself.
 _AWAY_S: Final = 1.0

@@ -16,6 +16,7 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.messages.submit import Submit
 from pipeline.producer import Producer
 from pipeline.redis.connection import connect
+from pipeline.service.keys import SenderKeys
 from pipeline.settings import Settings
 from pipeline.settings.listeners import Listener
 from pipeline.workers.intake import bodies, http_server
@@ -23,7 +24,6 @@ from pipeline.workers.intake.app import Service
 from pipeline.workers.intake.bodies import Room, receive_body
 from pipeline.workers.intake.door import Door
 from pipeline.workers.intake.http_server import HttpServer
-from pipeline.workers.intake.keys import SenderKeys
 from pipeline.workers.intake.refusals import Refusal, RequestRefused
 from pipeline.workers.sockets import listener_socket
 

@@ -15,11 +15,11 @@ from pipeline.producer import Producer
 from pipeline.records.delivery import Accepted, Full
 from pipeline.records.pushed import PushedRecords
 from pipeline.redis.connection import connect
+from pipeline.service.senders import SentBy
 from pipeline.settings import Settings
 from pipeline.sources.protocols.contract import Decoded
 from pipeline.workers.intake import identity
 from pipeline.workers.intake.door import Door
-from pipeline.workers.intake.senders import SentBy
 
 pytestmark = pytest.mark.long  # starts processes
 

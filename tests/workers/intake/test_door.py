@@ -16,13 +16,13 @@ from pipeline.records.batch import SEVERAL
 from pipeline.records.delivery import Accepted, Full
 from pipeline.records.pushed import PushedRecords
 from pipeline.redis.connection import connect
+from pipeline.service.senders import SentBy
 from pipeline.settings import Settings
 from pipeline.sources.protocols.contract import Decoded, Undecodable
 from pipeline.workers.intake import door as door_module
 from pipeline.workers.intake import identity
 from pipeline.workers.intake.batches import window_batches
 from pipeline.workers.intake.door import Door, IdentityConflict
-from pipeline.workers.intake.senders import SentBy
 
 SENDER = SentBy(protocol="lines", key="", peer="")
 

@@ -25,9 +25,9 @@ from opentelemetry.sdk._logs.export import SimpleLogRecordProcessor
 from opentelemetry.sdk.resources import Resource
 from tls_redis import Certificates
 
+from pipeline.service.keys import SenderKey, key_digest
 from pipeline.workers.intake import grpc_server
 from pipeline.workers.intake.grpc_server import EXPORT, GrpcServer
-from pipeline.workers.intake.keys import SenderKey, key_digest
 from pipeline.workers.intake.refusals import Refusal, RequestRefused
 from pipeline.workers.sockets import TlsFiles
 

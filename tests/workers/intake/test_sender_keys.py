@@ -12,11 +12,11 @@ from pipeline.commands import flags
 from pipeline.commands.intake.snippets import SNIPPETS, snippet_lines, snippet_text
 from pipeline.errors import BadInput
 from pipeline.redis.connection import connect
+from pipeline.service import keys as keys_module
+from pipeline.service.keys import SenderKeys
 from pipeline.settings import Settings
 from pipeline.settings.listeners import Listener
-from pipeline.workers.intake import keys as keys_module
 from pipeline.workers.intake.access import check_access
-from pipeline.workers.intake.keys import SenderKeys
 from pipeline.workers.intake.refusals import Refusal, RequestRefused
 from pipeline.workers.intake.server import check_keys, check_listeners
 

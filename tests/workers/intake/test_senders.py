@@ -7,9 +7,9 @@ from command_line import Verb
 from intake_process import running_intake
 
 from pipeline.redis.connection import connect
+from pipeline.service import senders as senders_module
+from pipeline.service.senders import SenderCounts, SentBy, read_senders
 from pipeline.settings import Settings
-from pipeline.workers.intake import senders as senders_module
-from pipeline.workers.intake.senders import SenderCounts, SentBy, read_senders
 
 
 def sender(peer: str) -> SentBy:

@@ -26,8 +26,8 @@ from tls_redis import Certificates
 from pipeline.commands.intake.snippets import snippet_text
 from pipeline.records.pushed import PushedRecords
 from pipeline.redis.connection import connect
+from pipeline.service.keys import SenderKeys
 from pipeline.settings import Settings
-from pipeline.workers.intake.keys import SenderKeys
 
 pytestmark = pytest.mark.long  # starts processes
 
