@@ -22,6 +22,7 @@ from bench._running import scratch
 from bench._stored import stored_batches
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.app import make_app
+from pipeline.messages.reload import announce
 from pipeline.models import bundle
 from pipeline.models.registry import Registry
 from pipeline.observe.presence import Presence
@@ -29,7 +30,6 @@ from pipeline.records.batch import digest, utc_now
 from pipeline.redis.connection import connect
 from pipeline.redis.leases import TRAINING, Leases, granted
 from pipeline.settings import Settings
-from pipeline.tasks.reload import announce
 
 PUBLISHES: Final = 100
 BATCHES_EACH: Final = 4  # that come in between two publishes, at least

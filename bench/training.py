@@ -19,7 +19,8 @@ import polars as pl
 from bench._running import scratch
 from bench.scoring import messages
 from bench.watching import own_redis
-from pipeline.controller.trainings import Status, TrainingRequest, TrainingState
+from pipeline.controller.training_status import Status, TrainingState
+from pipeline.controller.trainings import TrainingRequest
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.models.registry import Registry
 from pipeline.records.batch import utc_now

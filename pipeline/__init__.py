@@ -1,6 +1,6 @@
 """Logweir: finds the lines that matter in a river of logs.
 
-    from pipeline import Need, Pool, Producer, Settings, score_frame
+    from pipeline import Client, Need, Pool, Producer, Settings, score_frame
 
 These names are imported when they are first used, so that a service pays only for the part that it needs.
 """
@@ -12,13 +12,22 @@ if TYPE_CHECKING:
     from pipeline.gpu.pool import Pool
     from pipeline.gpu.values import Need
     from pipeline.producer import Producer
+    from pipeline.service.client import Client
     from pipeline.settings import Settings
     from pipeline.tasks.frames import score_frame as score_frame
 
 __version__ = "0.1.0"
-__all__ = ["Need", "Pool", "Producer", "Settings", "__version__"]  # all that a base install can import
+__all__ = [
+    "Client",
+    "Need",
+    "Pool",
+    "Producer",
+    "Settings",
+    "__version__",
+]  # all that a base install can import
 
 _HOMES: Final = {
+    "Client": "pipeline.service.client",
     "Need": "pipeline.gpu.values",
     "Pool": "pipeline.gpu.pool",
     "Producer": "pipeline.producer",

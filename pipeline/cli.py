@@ -42,6 +42,13 @@ class Verb:
     help: str
 
 
+# Verbs that read through an API (--url); some of their actions change things, which they refuse.
+REMOTE: Final = frozenset(
+    (
+        "status", "results", "patterns", "incidents", "models", "train", "watch", "mark", "dead", "senders",
+        "gpu",
+    )
+)  # fmt: skip
 GPU: Final = Verb("gpu", "gpu.verbs", None, "")  # its flags add it
 # In the order of `logweir --help`.
 VERBS: Final = (
@@ -71,7 +78,7 @@ VERBS: Final = (
         "read an archive of logs in a bucket or folder, by readers of all machines, each line once",
     ),
     Verb("intake", "intake.verb", flags.intake, "where shippers send lines, and how each of them does"),
-    Verb("keys", "intake.keys", flags.keys, "who may send to the intake"),
+    Verb("keys", "intake.keys", flags.keys, "who may send to the intake, and who may ask the API"),
     Verb(
         "senders",
         "intake.senders",
@@ -121,6 +128,12 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"logweir {__version__}")
+    top.add_argument(
+        "--url", metavar="URL", help="ask the pipeline behind this API instead: http://host:4380"
+    )
+    top.add_argument(
+        "--key", metavar="KEY|@FILE", help="of that API; a key on a command line is seen by others here"
+    )
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True)
     common, data_dir = flags.common(), flags.data_dir()
 
@@ -148,7 +161,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # ignored under nohup, and then it stays so
             signal.signal(signal.SIGHUP, _terminate)  # the terminal was closed
         args = parser().parse_args(argv)
-        extras.check(args.verb)
+        if args.url is not None:
+            if args.verb not in REMOTE:
+                raise BadInput(f"`logweir {args.verb}` works on the machine itself; leave out --url")
+        else:
+            extras.check(args.verb)
         if args.command in ("send.verb", "backfill.verb"):
             from pipeline.settings import limit_polars
 

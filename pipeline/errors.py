@@ -18,6 +18,7 @@
     |   `-- ClaimLost             another worker owns the batch now; stop quietly
     `-- Fatal                     trying again gives the same answer
         |-- BadInput              the user's input is unusable (exit code 2, HTTP 4xx)
+        |   |-- NotFound          there is nothing of the name that was given (HTTP 404)
         |   |-- BadSetting        unknown key, wrong type, missing value
         |   `-- BadMask           a mask pattern that does not compile or does not match its example
         |-- ObjectChanged         an object of an archive is gone, or another one than was planned
@@ -112,6 +113,10 @@ class Fatal(LogweirError):
 
 class BadInput(Fatal):
     """The user gave something unusable; exit code 2."""
+
+
+class NotFound(BadInput):
+    """There is nothing of the name that the user gave."""
 
 
 class BadSetting(BadInput):

@@ -85,6 +85,18 @@ class AnswersContract:
             assert found["line"].to_list() == lines, asked
             assert found.equals(frame([row for row in LINES if row["line"] in lines])), asked
 
+    def test_lines_before_a_record_are_found_by_time_and_then_by_id(self, ask: Ask) -> None:
+        at = [FIRST, FIRST, FIRST + HOUR, FIRST + HOUR, FIRST + 2 * HOUR]
+        answers = ask([row(n, timestamp=moment) for n, moment in enumerate(at)])
+        found: list[str] = []
+        before = None
+        while page := answers.lines(ResultQuery(limit=2, before=before, until=FIRST + 2 * HOUR)).to_dicts():
+            found += [one["record_id"] for one in reversed(page)]
+            before = (page[0]["timestamp"], page[0]["record_id"])
+        assert found == ["a-3", "a-2", "a-1", "a-0"]
+        (one,) = answers.lines(ResultQuery(limit=5, record_id="a-2")).to_dicts()
+        assert one["timestamp"] == FIRST + HOUR
+
     def test_nothing_is_stored_at_first(self, ask: Ask) -> None:
         answers = ask([])
         assert answers.workloads() == []

@@ -146,6 +146,7 @@ def test_heavy_packages_stay_in_their_homes(path: Path) -> None:
             "pipeline.workers.loops, pipeline.workers.agent, pipeline.workers.metrics",
             ("polars", "numpy", "drain3", "duckdb", "torch"),
         ),
+        ("pipeline.service.client", (*HEAVY, "celery", "structlog", "rich")),
         # The process that receives imports all decoders, and nothing that a worker needs.
         (
             ", ".join(

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from pipeline.cli import parser
-from pipeline.messages import routing
+from pipeline.messages import reload, routing
 from pipeline.observe import counters as metrics
 from pipeline.redis import keys
-from pipeline.tasks import reload
 from pipeline.workers import gauges
 from pipeline.workers.roles import ROLES
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from rich.console import Console
 from rich.text import Text
@@ -16,6 +16,9 @@ from pipeline.errors import BadInput
 from pipeline.redis.attach import attached
 from pipeline.settings import Settings
 from pipeline.units import one_line
+
+if TYPE_CHECKING:
+    from pipeline.service.reading import PipelineReader
 
 NO_TIME: Final = "no time"  # where a line has none: its time of arrival says when it was read
 # argparse names that are settings too
@@ -57,6 +60,31 @@ def of_pipeline(settings: Settings) -> Settings:
         with suppress(RedisUnavailable), connect(settings, timeout_s=2.0) as client:
             join(client, settings, first=False)
     return found
+
+
+def reading(args: argparse.Namespace, *, stored: bool = False) -> "PipelineReader":
+    """What a verb asks: the pipeline of this machine, or with --url the one behind an API.
+
+    `stored`: the verb reads what is stored, and no stack has to run. Raises BadInput."""
+    if args.url is not None:
+        from pipeline.service.client import Client
+
+        return Client(args.url, key_of(args))
+    from pipeline.service.local import Local
+
+    settings = settings_of(args)
+    return Local(of_pipeline(settings) if stored else reached(settings))
+
+
+def key_of(args: argparse.Namespace) -> str:
+    """The key of --key, or the content of the file in --key @FILE. Raises BadInput."""
+    text: str = args.key or ""
+    if not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise BadInput(f"--key {text} cannot be read ({exc}); name a file that holds the key") from exc
 
 
 @contextmanager

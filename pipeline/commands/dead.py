@@ -2,92 +2,75 @@
 
 import argparse
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Final
 
-from pipeline.commands.common import out, print_json, printable, reached, redis_explained, settings_of
-from pipeline.errors import BadInput, BadPayload, TooNew
-from pipeline.ledger.ledger import Ledger
-from pipeline.records.delivery import DeadLetter
-from pipeline.redis.connection import connect
-from pipeline.settings import Settings
-from pipeline.sources.pushed import framed
+from pipeline.commands.common import (
+    out,
+    print_json,
+    printable,
+    reached,
+    reading,
+    redis_explained,
+    settings_of,
+)
+from pipeline.errors import BadInput, BadPayload
 from pipeline.units import plural
 
 PAGE: Final = 100  # batches listed at once
 
 
 def main(args: argparse.Namespace) -> int:
-    settings = reached(settings_of(args))
-    with redis_explained():
-        return _dead(args, settings)
-
-
-def _dead(args: argparse.Namespace, settings: Settings) -> int:
-    ledger = Ledger(connect(settings), settings)
     if args.action == "list":
         if args.batch:
             raise BadInput(
                 f"`logweir dead list` takes no batch id; `logweir dead show {args.batch[0]}` shows one"
             )
-        return _dead_list(args, ledger)
-    letters = _chosen(args, ledger)
-    if args.action == "show":
-        return _show(ledger, letters)
-    act, word = (
-        (ledger.dead_letters.retry, "sent through the pipeline again")
-        if args.action == "retry"
-        else (ledger.dead_letters.discard, "discarded")
-    )
-    # Another operator may be quicker with a batch.
-    changed = [letter.batch_id for letter in letters if act(letter.batch_id)]
-    if args.json:
-        print_json({"batches": changed, "action": args.action})
-    else:
-        out().print(f"{plural(len(changed), 'batch')} {word}", markup=False)
-    return 0
-
-
-def _show(ledger: Ledger, letters: list[DeadLetter]) -> int:
-    """Prints every letter, then raises the last error of an unreadable payload."""
-    fault: BadPayload | TooNew | None = None
-    for letter in letters:
-        facts: dict[str, Any] = asdict(letter)
-        try:
-            facts["records"] = framed(ledger.payload(letter.batch_id))[0]["raw"].head(100).to_list()
-        except (BadPayload, TooNew) as exc:
-            facts |= {"records": [], "unreadable": str(exc)}
-            fault = exc
-        print_json(facts)
-    if fault is not None:
-        raise fault
-    return 0
-
-
-def _chosen(args: argparse.Namespace, ledger: Ledger) -> list[DeadLetter]:
-    """The dead letters that are meant. Raises BadInput before anything is done when one of them is none."""
+        with redis_explained():
+            return _dead_list(args)
     if not args.batch:
         raise BadInput(
             f"`logweir dead {args.action}` needs a batch id, or 'all'; `logweir dead list` shows them"
         )
-    if args.batch == ["all"]:
-        return _all_dead(ledger)
-    found = {batch_id: ledger.dead_letters.find(batch_id) for batch_id in args.batch}
-    unknown = [batch_id for batch_id, letter in found.items() if letter is None]
-    if unknown:
-        undone = "" if len(found) == 1 else ", so nothing was done"
-        raise BadInput(f"there is no dead batch {unknown[0]!r}{undone}; `logweir dead list` shows them")
-    return [letter for letter in found.values() if letter is not None]
+    with redis_explained():
+        return _show(args) if args.action == "show" else _change(args)
 
 
-def _all_dead(ledger: Ledger) -> list[DeadLetter]:
-    """The letters of this moment, so that a retried batch that dies again is not taken twice."""
-    return ledger.dead_letters.newest(limit=max(1, int(ledger.client.zcard(ledger.keys.dead))))
+def _change(args: argparse.Namespace) -> int:
+    if args.url is not None:
+        raise BadInput(f"`logweir dead {args.action}` works on the machine itself; leave out --url")
+    from pipeline.redis.connection import connect
+    from pipeline.service.audit import user_of_machine
+    from pipeline.service.dead_letters import change_dead_letters
+
+    settings = reached(settings_of(args))
+    changed = change_dead_letters(connect(settings), settings, args.batch, args.action, by=user_of_machine())
+    word = "sent through the pipeline again" if args.action == "retry" else "discarded"
+    if args.json:
+        print_json(asdict(changed))
+    else:
+        out().print(f"{plural(len(changed.batches), 'batch')} {word}", markup=False)
+    return 0
 
 
-def _dead_list(args: argparse.Namespace, ledger: Ledger) -> int:
-    many = int(ledger.client.zcard(ledger.keys.dead))
+def _show(args: argparse.Namespace) -> int:
+    """Prints every letter, then raises the last error of an unreadable payload."""
+    fault: str | None = None
+    for batch in reading(args).dead_batches(args.batch):
+        facts = asdict(batch)
+        if batch.unreadable is None:
+            del facts["unreadable"]
+        else:
+            fault = batch.unreadable
+        print_json(facts)
+    if fault is not None:
+        raise BadPayload(fault)
+    return 0
+
+
+def _dead_list(args: argparse.Namespace) -> int:
     # A program wants all of them; a person reads a page.
-    letters = ledger.dead_letters.newest(limit=args.limit or (max(1, many) if args.json else PAGE))
+    page = reading(args).dead_letters(args.limit or (None if args.json else PAGE))
+    letters, many = page.batches, page.total
     if args.json:
         print_json([asdict(letter) for letter in letters])
         return 0

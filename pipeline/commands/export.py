@@ -13,10 +13,11 @@ from typing import Final
 import polars as pl
 
 from pipeline.commands.common import display, of_pipeline, out, print_json, settings_of
-from pipeline.commands.results import asked_query, of_workloads
+from pipeline.commands.results import lines_asked
 from pipeline.errors import BadInput, SinkUnavailable
 from pipeline.records.result_query import ResultQuery
 from pipeline.report.export import FORMULA_MARKS
+from pipeline.service.lines import covered_names
 from pipeline.sinks.choose import parquet_of
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sinks.results import readable
@@ -37,8 +38,17 @@ def main(args: argparse.Namespace) -> int:
         raise BadInput("export reads Parquet results, and these are in OpenSearch (sinks)")
     kind, target = next((kind, path) for kind in WRITERS if (path := getattr(args, kind)) is not None)
     write = _writer(kind)
-    sink, query = parquet_of(settings), asked_query(args)
-    query = of_workloads(args, query, sink.workloads() if args.workload else ())
+    sink, asked = parquet_of(settings), lines_asked(args)
+    query = ResultQuery(
+        limit=0,
+        since=asked.since,
+        until=asked.until,
+        workloads=covered_names(asked.workload, sink.workloads() if asked.workload else ()),
+        level=asked.level,
+        text=asked.text,
+        template_id=asked.template_id,
+        anomalous=asked.anomalous,
+    )
     with readable(sink), _in_place(kind, target) as temporary:
         lines = write(_matching(sink, query), temporary)
     if args.json:

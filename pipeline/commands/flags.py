@@ -293,8 +293,18 @@ def keys(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="for add: it may only send for these workloads (* and ? as in `logweir watch`); may be repeated",
+        help="for add: it may only send for, or see, these workloads (* and ? as in `logweir watch`); may be "
+        "repeated",
     )
+    parser.add_argument(
+        "--scope",
+        action="append",
+        default=[],
+        choices=("send", "read", "mark", "operate", "admin"),
+        help="for add: send lines (the default), or ask the API: read, mark, operate, admin; each of these "
+        "brings those before it; may be repeated",
+    )
+    parser.add_argument("--for", metavar="SPAN", help="for add: only for the next 12h, 90d")
 
 
 def store(parser: argparse.ArgumentParser) -> None:

@@ -3,120 +3,24 @@ workload. The exit code is 1 while no worker runs."""
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
-import redis
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.commands.common import cell, out, print_json, printable, reached, settings_of
-from pipeline.controller.tick import decisions
-from pipeline.controller.trainings import Status, Trainings, TrainingState
-from pipeline.controller.watchlist import Watchlist
-from pipeline.errors import RedisUnavailable, StoreUnavailable
-from pipeline.gpu.leasing.pool_ledger import PoolLedger
-from pipeline.ledger.ledger import Ledger
-from pipeline.messages.routing import both, stage_queues
-from pipeline.models.registry import Live, Registry
-from pipeline.observe.presence import Presence, Trouble, WorkerView
-from pipeline.records.delivery import Stage
-from pipeline.redis.attach import running
-from pipeline.redis.connection import connect
-from pipeline.redis.keys import SHARED, Keys
-from pipeline.settings import Settings
-from pipeline.settings.values import kept_results
-from pipeline.sinks.manifest import KEY, manifest
-from pipeline.store.choose import open_store
+from pipeline.commands.common import cell, out, print_json, printable, reading
+from pipeline.controller.training_status import Status, TrainingState
+from pipeline.redis.keys import SHARED
+from pipeline.service.values import DrainShard, PoolCounts, StackStatus
 from pipeline.units import plural, seconds, size
 
 LATE_S: Final = 30.0  # a watcher's pause from which the status names it as late
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadLines:
-    """Lines of one workload: accepted = stored + in flight + dead + discarded + skipped."""
-
-    accepted: int = 0
-    stored: int = 0
-    dead: int = 0
-    discarded: int = 0
-    skipped: int = 0
-    anomalous: int = 0
-    normal: int = 0
-    warming: int = 0
-    unclassified: int = 0
-    in_flight: int = 0
-    watched: bool = False
-
-
-_COUNTED: Final = [f.name for f in fields(WorkloadLines)][:-2]  # the counters of Backlog.totals
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServingWorker(WorkerView):
-    """A live worker with the version it serves of each model."""
-
-    serves: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrainShard:
-    """The queue of a drain shard; `served`: a live worker takes from it."""
-
-    queue: str
-    messages: int
-    served: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolCounts:
-    """The GPU pool in numbers; `trouble` names each unusable device and its reason."""
-
-    devices: int
-    usable: int
-    leases: int
-    waiting: int
-    trouble: list[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackStatus:
-    """Facts of a pipeline; `status --json` prints the fields under these names."""
-
-    model: Live | None  # the shared one
-    models: list[Live]
-    model_faults: dict[str, dict[str, str]]  # live version -> machine -> why it cannot be read there
-    training: Status  # the current or the last
-    trainings_waiting: int
-    decisions: dict[str, dict[str, Any]]  # model -> what the controller decided last
-    retrained: dict[str, dict[str, Any]]  # model -> why it was trained again last
-    versions_stored: int | None  # None while the store does not answer
-    watchlist: dict[str, Any]  # version, patterns
-    batches: int  # in flight
-    bytes: int
-    stages: dict[str, int]
-    dead: dict[str, int]  # batches, bytes
-    closed: str | None  # why intake is paused
-    full: str | None  # why intake refuses fresh batches
-    warming_batches: int
-    trouble: Trouble | None
-    watching: dict[str, float]
-    drain_shards: list[DrainShard]
-    gpus: PoolCounts
-    flower: str | None
-    metrics: str | None
-    intake: list[str]  # where the stack takes lines in
-    workers: list[ServingWorker]
-    workloads: dict[str, WorkloadLines]
-    results: dict[str, int] | None  # rows, files, bytes; None without Parquet, or while the store is away
-    results_keep: dict[str, float]  # seconds by table, and bytes (size); what is absent stays for ever
-
-
 def main(args: argparse.Namespace) -> int:
-    settings = reached(settings_of(args))
-    status = read_status(settings)
+    status = reading(args).status()
     code = 0 if status.workers else 1
     if args.json:
         print_json(asdict(status))
@@ -132,141 +36,12 @@ def main(args: argparse.Namespace) -> int:
         console.print(f"take in   {url}", markup=False, soft_wrap=True)
     if status.metrics:
         console.print(f"metrics   {status.metrics}", markup=False, soft_wrap=True)
+    if status.api:
+        console.print(f"ask it    {status.api}", markup=False, soft_wrap=True)
     console.print()
     _workers(console, status)
-    _workloads(console, status, settings)
+    _workloads(console, status)
     return code
-
-
-def read_status(settings: Settings) -> StackStatus:
-    """Raises RedisUnavailable."""
-    try:
-        return _read(connect(settings), settings)
-    except redis.RedisError as exc:
-        raise RedisUnavailable(f"Redis does not answer ({exc}); start the stack with `logweir up`") from exc
-
-
-def _read(client: "redis.Redis", settings: Settings) -> StackStatus:
-    stack = running(settings.data.dir) or {}
-    urls: Mapping[str, Any] = stack if stack.get("redis_url") == settings.redis.url else {}
-    ledger, registry = Ledger(client, settings), Registry(client, settings)
-    counts, refusal = ledger.backlog.counts(), ledger.intake.full()
-    models, faults = registry.live(), registry.faults()
-    watched = Watchlist(client, settings).look()
-    decided = decisions(client, ledger.keys)
-    retrained = decisions(client, ledger.keys, "retrain")
-    presence = Presence(client, settings)
-    workers = _live_workers(presence)
-    live_versions = {model.version for model in models}
-    return StackStatus(
-        model=next((model for model in models if model.model == SHARED), None),
-        models=list(models),
-        model_faults={
-            version: {f.machine: f.reason for f in faults if f.version == version}
-            for version in dict.fromkeys(f.version for f in faults)
-            if version in live_versions
-        },
-        training=Trainings(client, settings).now(),
-        trainings_waiting=int(client.zcard(ledger.keys.training_queue)),
-        decisions=decided,
-        retrained={model: entry for model, entry in retrained.items() if model in decided},
-        versions_stored=_versions_stored(registry),
-        watchlist={"version": watched.version, "patterns": list(watched.patterns)},
-        batches=counts.get("batches", 0),
-        bytes=counts.get("bytes", 0),
-        stages={name.removeprefix("stage:"): n for name, n in counts.items() if name.startswith("stage:")},
-        dead={"batches": int(client.zcard(ledger.keys.dead)), "bytes": counts.get("dead_bytes", 0)},
-        closed=ledger.intake.paused_because(),
-        full=None if refusal is None else str(refusal),
-        warming_batches=ledger.backlog.warming(),
-        trouble=presence.trouble(),
-        watching=ledger.backlog.watching(),
-        drain_shards=_drain_shards(client, settings, workers),
-        gpus=_pool_counts(client, settings),
-        flower=urls.get("flower"),
-        metrics=urls.get("metrics"),
-        intake=urls.get("intake") or [],
-        workers=workers,
-        workloads={
-            name: _workload_lines(total, watched=watched.covers(name))
-            for name, total in ledger.backlog.totals().items()
-        },
-        results=_stored(settings),
-        results_keep=kept_results(settings.data.results_keep),
-    )
-
-
-def _stored(settings: Settings) -> dict[str, int] | None:
-    if "parquet" not in settings.data.sinks:
-        return None
-    try:  # without Polars: an installation that only sends has none
-        objects = open_store(settings.data.results_url)
-        return manifest(objects.get(KEY), objects.url).totals()
-    except StoreUnavailable:
-        return None
-
-
-def _live_workers(presence: Presence) -> list[ServingWorker]:
-    serving = presence.serving()
-    return [
-        ServingWorker(
-            name=worker.name,
-            role=worker.role,
-            pid=worker.pid,
-            queues=worker.queues,
-            beat_ms=worker.beat_ms,
-            progress=worker.progress,
-            serves=serving[worker.name].versions if worker.name in serving else {},
-        )
-        for worker in presence.live()
-    ]
-
-
-def _versions_stored(registry: Registry) -> int | None:
-    try:
-        return len(registry.versions())
-    except StoreUnavailable:
-        return None
-
-
-def _drain_shards(
-    client: "redis.Redis", settings: Settings, workers: Sequence[WorkerView]
-) -> list[DrainShard]:
-    keys = Keys(settings.redis.key_prefix)
-    served = {queue for worker in workers for queue in worker.queues}
-    return [
-        DrainShard(
-            queue=queue,
-            messages=sum(int(client.llen(keys.kombu(name))) for name in both(queue)),
-            served=queue in served,
-        )
-        for queue in stage_queues(Stage.DRAIN, settings.drain.shards)
-    ]
-
-
-def _pool_counts(client: "redis.Redis", settings: Settings) -> PoolCounts:
-    pool = PoolLedger(client, settings).snapshot()
-    return PoolCounts(
-        devices=len(pool.devices),
-        usable=sum(device.usable for device in pool.devices),
-        leases=len(pool.leases),
-        waiting=len(pool.waiting),
-        trouble=[f"{device.name} of {device.node}: {device.why}" for device in pool.devices if device.why],
-    )
-
-
-def in_flight(total: Mapping[str, int]) -> int:
-    """Accepted lines of a workload that are neither stored nor given up."""
-    settled = sum(total.get(name, 0) for name in ("stored", "dead", "discarded", "skipped"))
-    return total.get("accepted", 0) - settled
-
-
-def _workload_lines(total: Mapping[str, int], *, watched: bool) -> WorkloadLines:
-    return WorkloadLines(
-        **{name: total.get(name, 0) for name in _COUNTED},
-        in_flight=in_flight(total),
-        watched=watched,
-    )
 
 
 def _intake(console: Console, status: StackStatus) -> None:
@@ -421,7 +196,7 @@ def _workers(console: Console, status: StackStatus) -> None:
     console.print(table)
 
 
-def _workloads(console: Console, status: StackStatus, settings: Settings) -> None:
+def _workloads(console: Console, status: StackStatus) -> None:
     # The columns that are rarely above 0 appear only when one is.
     rare = [n for n in ("discarded", "skipped") if any(getattr(w, n) for w in status.workloads.values())]
     names = ["accepted", "stored", "in_flight", "dead", *rare, "anomalous", "warming"]
@@ -432,7 +207,7 @@ def _workloads(console: Console, status: StackStatus, settings: Settings) -> Non
     if status.workloads:
         console.print()
         console.print(table)
-    if settings.watch.unwatched == "skip" and not status.watchlist["patterns"]:
+    if status.unwatched == "skip" and not status.watchlist["patterns"]:
         console.print(
             "nothing is watched and unwatched = skip, so every line is only counted; "
             "`logweir watch add NAME` changes that",

@@ -2,39 +2,52 @@
 
 import argparse
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
-from pipeline.commands.common import err, out, print_json, printable, reached, redis_explained, settings_of
-from pipeline.controller.trainings import Status, TrainingRequest, Trainings, TrainingState, query_of
-from pipeline.controller.watchlist import check_pattern, covers, model_of, unmatched
+from pipeline.commands.common import (
+    err,
+    out,
+    print_json,
+    printable,
+    reached,
+    reading,
+    redis_explained,
+    settings_of,
+)
+from pipeline.controller.training_status import Status, TrainingState
 from pipeline.errors import BadInput, Cancelled, TrainingFailed
-from pipeline.ledger.ledger import Ledger
-from pipeline.producer import Producer
 from pipeline.records.batch import utc_now
-from pipeline.records.query import Query, begin_of
-from pipeline.redis.connection import connect
 from pipeline.redis.keys import SHARED
-from pipeline.settings import Settings
 from pipeline.units import span
+
+if TYPE_CHECKING:
+    from pipeline.controller.trainings import Trainings
+    from pipeline.service.trainings import TrainingAsked
+    from pipeline.settings import Settings
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.list:
+        with redis_explained():
+            return _list(args)
+    if args.url is not None:
+        raise BadInput("`logweir train` without --list works on the machine itself; leave out --url")
     settings = reached(settings_of(args))
     with redis_explained():
-        if args.list:
-            return _list(args, settings)
-        if args.cancel is not None:
-            return _cancel(args, settings)
-        return _train(args, settings)
+        return _train(args, settings) if args.cancel is None else _cancel(args, settings)
 
 
-def _train(args: argparse.Namespace, settings: Settings) -> int:
+def _train(args: argparse.Namespace, settings: "Settings") -> int:
+    from pipeline.controller.trainings import Trainings
+    from pipeline.redis.connection import connect
+    from pipeline.service.audit import user_of_machine
+    from pipeline.service.trainings import request_training
+
     client = connect(settings)
-    request = _request(args, settings, sorted(Ledger(client, settings).backlog.totals()))
     trainings = Trainings(client, settings)
-    request_id, new = trainings.request(request)
-    Producer.connect(settings).submit.train(request_id)
+    request_id, new = request_training(client, settings, _asked(args), by=user_of_machine())
     if not new and not args.json:
         err().print("the same training waits already; this is it", markup=False)
     if args.no_wait:
@@ -60,53 +73,24 @@ def _train(args: argparse.Namespace, settings: Settings) -> int:
     return 1
 
 
-def _request(args: argparse.Namespace, settings: Settings, seen_workloads: list[str]) -> TrainingRequest:
-    patterns = tuple(check_pattern(p) for p in args.workload or ())
-    nothing = unmatched(patterns, seen_workloads)
-    if nothing:
-        raise BadInput(f"no workload matches {nothing[0]!r}; `logweir status` shows those that have logs")
-    query = _with_span(query_of(settings, utc_now()), args)
-    if args.exclude:
-        query = replace(query, exclude_words=(*query.exclude_words, *args.exclude))
-    return TrainingRequest(
-        model=_model_of(patterns, seen_workloads, settings),
-        patterns=patterns,
-        query=query,
-        why="logweir train",
-    )
+def _asked(args: argparse.Namespace) -> "TrainingAsked":
+    """The training of the flags. Raises BadInput."""
+    from pipeline.service.trainings import TrainingAsked
 
-
-def _model_of(patterns: tuple[str, ...], seen_workloads: list[str], settings: Settings) -> str:
-    """Whose model is to be trained. Raises BadInput when the names mean more than one."""
-    if not patterns:
-        return SHARED
-    named = [w for w in seen_workloads if covers(patterns, w)]
-    own_models = [w for w in named if model_of(w, settings.train.own_models) != SHARED]
-    if not own_models:
-        return SHARED
-    if len(named) == 1:
-        return own_models[0]
-    raise BadInput(
-        f"{own_models[0]!r} has a model of its own and is trained alone; name it alone, or only workloads "
-        "that share theirs"
-    )
-
-
-def _with_span(query: Query, args: argparse.Namespace) -> Query:
     now = utc_now()
-    if args.since:
-        query = replace(query, since=_moment("--since", args.since, now))
-    if args.until:
-        query = replace(query, until=_moment("--until", args.until, now))
-    if query.since is not None and query.since > now:
-        raise BadInput(f"--since {args.since!r} lies in the future; no line can be in it")
-    if query.since is not None and query.until is not None and query.since >= query.until:
+    since, until = (
+        None if not text else _moment(flag, text, now)
+        for flag, text in (("--since", args.since), ("--until", args.until))
+    )
+    if since is not None and until is not None and since >= until:
         raise BadInput(f"--since {args.since!r} is not before --until {args.until!r}; exchange them")
-    return query
+    return TrainingAsked(workloads=args.workload or (), since=since, until=until, exclude=args.exclude or ())
 
 
 def _moment(flag: str, text: str, now: datetime) -> datetime:
     """A span back from now, or a moment in ISO 8601. Raises BadInput."""
+    from pipeline.records.query import begin_of
+
     try:
         length = span(text)
         if length is not None:
@@ -119,7 +103,7 @@ def _moment(flag: str, text: str, now: datetime) -> datetime:
         ) from exc
 
 
-def _watched(trainings: Trainings, request_id: str) -> Status:
+def _watched(trainings: "Trainings", request_id: str) -> Status:
     """Wait for the end, showing where it stands."""
     with err().status("queued") as line:
         while not (status := trainings.followed(request_id)).ended:
@@ -153,8 +137,8 @@ def _say_queued(args: argparse.Namespace, status: Status) -> int:
     return 0
 
 
-def _list(args: argparse.Namespace, settings: Settings) -> int:
-    found = Trainings(connect(settings), settings).recent()
+def _list(args: argparse.Namespace) -> int:
+    found = reading(args).trainings()
     if args.json:
         print_json([asdict(status) for status in found])
         return 0
@@ -185,13 +169,12 @@ def _state(status: Status) -> str:
     return _progress(status)
 
 
-def _cancel(args: argparse.Namespace, settings: Settings) -> int:
-    trainings = Trainings(connect(settings), settings)
-    now = trainings.now()
-    request_id = args.cancel or ("" if now.ended else now.request_id)
-    if not request_id:
-        raise BadInput("no training waits or runs, so there is nothing to cancel")
-    answer = trainings.cancel(request_id)
+def _cancel(args: argparse.Namespace, settings: "Settings") -> int:
+    from pipeline.redis.connection import connect
+    from pipeline.service.audit import user_of_machine
+    from pipeline.service.trainings import cancel_training
+
+    request_id, answer = cancel_training(connect(settings), settings, args.cancel, by=user_of_machine())
     if args.json:
         print_json({"request_id": request_id, "answer": answer})
     else:

@@ -16,7 +16,7 @@ from pipeline.errors import RedisUnavailable
 from pipeline.ledger.ledger import Ledger
 from pipeline.logs import set_up
 from pipeline.redis.connection import connect
-from pipeline.service.keys import SenderKeys
+from pipeline.service.keys import SEND, SenderKeys
 from pipeline.settings import Settings
 from pipeline.settings.listeners import DEFAULT, Listener
 from pipeline.settings.values import masked_url
@@ -100,7 +100,8 @@ def _show_intake(console: Console, stack: "Stack", wanted: Sequence[str], where:
     if tuple(wanted) == (DEFAULT,) != listeners:
         remark(console, f"{DEFAULT} is taken by another program, so this intake listens at {urls[0]}")
     exposed = [listener for listener in map(Listener.parse, listeners) if listener.needs_key]
-    if exposed and not SenderKeys(connect(stack.settings), stack.settings).look():
+    keys = SenderKeys(connect(stack.settings), stack.settings).look() if exposed else []
+    if exposed and not any(key.may(SEND) for key in keys):
         remark(
             console,
             f"{exposed[0]} answers nobody before there is a key; `logweir keys add NAME{where}` makes one",

@@ -1,57 +1,61 @@
 """`logweir watch add | remove | list`: whose logs get models by themselves."""
 
 import argparse
-from datetime import UTC, datetime
-from typing import Any
+from dataclasses import asdict
 
 from rich.table import Table
 
-from pipeline.commands.common import cell, out, print_json, printable, reached, redis_explained, settings_of
-from pipeline.controller.watchlist import Watched, Watchlist, covers, unwatched
+from pipeline.commands.common import (
+    cell,
+    out,
+    print_json,
+    printable,
+    reached,
+    reading,
+    redis_explained,
+    settings_of,
+)
 from pipeline.errors import BadInput
-from pipeline.ledger.ledger import Ledger
-from pipeline.redis.connection import connect
-from pipeline.settings import Settings
 from pipeline.units import plural
 
 SHOWN = 30  # unwatched workloads, those with most lines
 
 
 def main(args: argparse.Namespace) -> int:
-    settings = reached(settings_of(args))
+    if args.action != "list":
+        if args.url is not None:
+            raise BadInput(f"`logweir watch {args.action}` works on the machine itself; leave out --url")
+        return _change(args)
+    if args.pattern:
+        raise BadInput(f"`logweir watch list` takes no workload; {args.pattern[0]!r} is one too many")
     with redis_explained():
-        if args.action == "list":
-            if args.pattern:
-                raise BadInput(f"`logweir watch list` takes no workload; {args.pattern[0]!r} is one too many")
-            return _list(args, settings)
-        return _change(args, settings)
+        return _list(args)
 
 
-def _change(args: argparse.Namespace, settings: Settings) -> int:
+def _change(args: argparse.Namespace) -> int:
+    from pipeline.redis.connection import connect
+    from pipeline.service.audit import user_of_machine
+    from pipeline.service.watchlist import change_watchlist
+
+    settings = reached(settings_of(args))
     if not args.pattern:
         raise BadInput(
             f"`logweir watch {args.action}` needs a workload, such as prod/shop/cart or prod/*; "
             "`logweir watch list` shows what was seen"
         )
-    watchlist = Watchlist(connect(settings), settings)
     adding = args.action == "add"
-    changed = (watchlist.add if adding else watchlist.remove)(*args.pattern)
-    watched = watchlist.look()
-    unchanged = [p for p in dict.fromkeys(args.pattern) if p not in changed]
+    with redis_explained():
+        change = change_watchlist(
+            connect(settings), settings, args.pattern, adding=adding, by=user_of_machine()
+        )
+    changed, unchanged = change.changed, change.unchanged
     if unchanged and not adding:
         raise BadInput(
             f"{unchanged[0]!r} is not on the watchlist{'; the others were removed' if changed else ''}; "
             "`logweir watch list` shows what is"
         )
     if args.json:
-        print_json(
-            {
-                "changed": changed,
-                "unchanged": unchanged,
-                "version": watched.version,
-                "patterns": watched.patterns,
-            }
-        )
+        print_json(asdict(change))
         return 0
     console = out()
     for pattern in changed:
@@ -65,57 +69,24 @@ def _change(args: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
-def watchlist_facts(watched: Watched, totals: dict[str, dict[str, int]]) -> dict[str, Any]:
-    """The watchlist with what each pattern covers, and what is seen but not watched."""
-
-    def workload_facts(name: str) -> dict[str, Any]:
-        t = totals[name]
-        last = datetime.fromtimestamp(t.get("last_ms", 0) / 1000, UTC)
-        return {
-            "workload": name,
-            "lines": t.get("accepted", 0),
-            "skipped": t.get("skipped", 0),
-            "last_seen": last,
-        }
-
-    # Once: thousands of patterns by thousands of workloads are seconds already.
-    covered = {
-        entry.pattern: [name for name in totals if covers([entry.pattern], name)] for entry in watched.entries
-    }
-    return {
-        "version": watched.version,
-        "watched": [
-            {
-                "pattern": entry.pattern,
-                "added": entry.added,
-                "workloads": covered[entry.pattern],
-                "lines": sum(totals[name].get("accepted", 0) for name in covered[entry.pattern]),
-            }
-            for entry in watched.entries
-        ],
-        "unwatched": [workload_facts(name) for name in unwatched(watched, totals)],
-    }
-
-
-def _list(args: argparse.Namespace, settings: Settings) -> int:
-    client = connect(settings)
-    found = watchlist_facts(Watchlist(client, settings).look(), Ledger(client, settings).backlog.totals())
+def _list(args: argparse.Namespace) -> int:
+    found = reading(args).watchlist()
     if args.json:
-        print_json(found | {"unwatched_are": settings.watch.unwatched})
+        print_json(asdict(found))
         return 0
     console = out()
-    if found["watched"]:
+    if found.watched:
         table = Table("watched", "workloads", "lines", "since (UTC)", box=None, pad_edge=False)
-        for row in found["watched"]:
-            names = ", ".join(row["workloads"][:3]) + (" ..." if len(row["workloads"]) > 3 else "")
+        for row in found.watched:
+            names = ", ".join(row.workloads[:3]) + (" ..." if len(row.workloads) > 3 else "")
             table.add_row(
                 *map(
                     cell,
                     (
-                        row["pattern"],
+                        row.pattern,
                         names or "none seen yet",
-                        f"{row['lines']:,}",
-                        f"{row['added']:%Y-%m-%d %H:%M}",
+                        f"{row.lines:,}",
+                        f"{row.added:%Y-%m-%d %H:%M}",
                     ),
                 )
             )
@@ -125,17 +96,15 @@ def _list(args: argparse.Namespace, settings: Settings) -> int:
             "nothing is watched; `logweir watch add NAME` does, with a name from below or a pattern",
             markup=False,
         )
-    if not found["unwatched"]:
+    if not found.unwatched:
         return 0
     console.print()
-    treatment = "scored by the shared model" if settings.watch.unwatched == "score" else "counted and skipped"
+    treatment = "scored by the shared model" if found.unwatched_are == "score" else "counted and skipped"
     table = Table(f"seen, not watched ({treatment})", "lines", "last seen (UTC)", box=None, pad_edge=False)
-    for row in found["unwatched"][:SHOWN]:
-        table.add_row(
-            *map(cell, (row["workload"], f"{row['lines']:,}", f"{row['last_seen']:%Y-%m-%d %H:%M:%S}"))
-        )
+    for seen in found.unwatched[:SHOWN]:
+        table.add_row(*map(cell, (seen.workload, f"{seen.lines:,}", f"{seen.last_seen:%Y-%m-%d %H:%M:%S}")))
     console.print(table)
-    more = len(found["unwatched"]) - SHOWN
+    more = len(found.unwatched) - SHOWN
     if more > 0:
         console.print(f"and {plural(more, 'workload')} more; --json shows all", markup=False)
     return 0

@@ -19,12 +19,14 @@ from pipeline.controller.decide import Decision, Retrain, Wait, decide, to_json
 from pipeline.controller.drift import WINDOW_LINES, WINDOWS, Drift, advance
 from pipeline.controller.facts import Attempt, AttemptOutcome, Facts, History, RetrainRules, facts_to_json
 from pipeline.controller.schedule import last_time_of_day, next_time_of_day
-from pipeline.controller.trainings import Status, TrainingRequest, Trainings, TrainingState, query_of
+from pipeline.controller.training_status import Status, TrainingState
+from pipeline.controller.trainings import TrainingRequest, Trainings, query_of
 from pipeline.controller.watchlist import Watched, Watchlist, model_of, unmatched
 from pipeline.errors import BadBundle, BadPayload, TrainingsFull
 from pipeline.ledger.ledger import Ledger
 from pipeline.logs import logger
-from pipeline.models.registry import Live, Registry
+from pipeline.models.registry import Registry
+from pipeline.records.versions import Live
 from pipeline.records.wire import Codec
 from pipeline.redis.connection import answering, text_map
 from pipeline.redis.keys import SHARED, Keys

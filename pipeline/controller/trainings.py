@@ -16,13 +16,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
-from enum import StrEnum
 from typing import Any, Final, cast
 
 import redis
 
 from pipeline.controller.arguments import CancelArgs, EndArgs, RequestArgs, ShowArgs, TakeArgs
 from pipeline.controller.facts import backoff_s
+from pipeline.controller.training_status import Status, TrainingState
 from pipeline.errors import BadInput, BadPayload, Cancelled, StaleToken, TrainingsFull
 from pipeline.records.batch import digest
 from pipeline.records.query import Query, begin_of
@@ -39,23 +39,6 @@ KEEP_S: Final = 30 * 86_400
 KEEP: Final = 200  # ended trainings remembered
 # One for each of that many models. Equal requests merge, so more are a mistake.
 MAX_WAITING: Final = 1_000
-
-
-class TrainingState(StrEnum):
-    """Where a training is."""
-
-    NONE = "none"
-    QUEUED = "queued"
-    FETCHING = "fetching"
-    TRAINING = "training"
-    JUDGING = "judging"
-    PUBLISHING = "publishing"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-ENDED: Final = frozenset({TrainingState.COMPLETED, TrainingState.FAILED, TrainingState.CANCELLED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,46 +66,6 @@ class TrainingRequest:
 
 # A request that this build cannot read fails at once: no other trainer would take it.
 REQUESTS: Final = Codec(TrainingRequest, version=1, what="a training request", newer=BadPayload)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """A training as users see it. Times in seconds, moments in ms of Redis time (0: not yet)."""
-
-    state: TrainingState = TrainingState.NONE
-    request_id: str = ""
-    model: str = SHARED
-    asked_by: str = ""
-    why: str = ""
-    answers: tuple[str, ...] = ()
-    reason: str = ""  # of a failure, or why a completed training's model was not published
-    percent: float = 0.0
-    elapsed_s: float = 0.0
-    remaining_s: float = 0.0
-    epoch: int = 0
-    loss: float = 0.0
-    lines: int = 0  # records read
-    patterns: int = 0  # distinct masked lines learnt from
-    workloads: Mapping[str, int] = field(default_factory=dict)  # records used of each
-    stored: Mapping[str, int] = field(default_factory=dict)  # lines stored of each when it began
-    version: str = ""
-    published: bool = False
-    device: str = ""
-    attempt: int = 1
-    retry_of: str = ""
-    retried_as: str = ""
-    created_ms: int = 0
-    started_ms: int = 0
-    ended_ms: int = 0
-    not_before_ms: int = 0
-
-    @property
-    def ended(self) -> bool:
-        return self.state in ENDED
-
-    @property
-    def running(self) -> bool:
-        return self.state not in (TrainingState.NONE, TrainingState.QUEUED) and not self.ended
 
 
 class Trainings:

@@ -4,6 +4,7 @@ Celery only carries wake-ups. The sweeper sends a lost message again; a repeated
 claimed. So messages are acknowledged late and never carry payload, and no result backend exists.
 """
 
+import functools
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, quote, urlsplit
 
@@ -141,6 +142,12 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "beat_scheduler": "celery.beat:Scheduler",
         "beat_max_loop_interval": 1,
     }
+
+
+@functools.lru_cache(maxsize=2)
+def app_of(settings: Settings) -> Celery:
+    """The app by which a process wakes workers now and then: one, so that its connections are few."""
+    return make_app(settings)
 
 
 def _schedule(settings: Settings) -> dict[str, Any]:

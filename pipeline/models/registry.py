@@ -16,7 +16,6 @@ import json
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -28,6 +27,7 @@ from pipeline.errors import BadBundle, BadInput, LiveChanged, RedisUnavailable, 
 from pipeline.models.bundle import Manifest, load_manifest
 from pipeline.models.versions import Versions, token_of
 from pipeline.records.batch import digest
+from pipeline.records.versions import Fault, Live, Note
 from pipeline.redis.arguments import named_arguments
 from pipeline.redis.connection import answering, byte_set, text_map
 from pipeline.redis.keys import SHARED, Keys
@@ -45,40 +45,6 @@ KEEP: Final = 10
 FAULT_TTL_S: Final = 20
 # Replicas have to acknowledge a new live version within this time: a fail-over takes 3 to 6 s.
 ACKNOWLEDGED_S: Final = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Live:
-    """The live version of a model. `previous`: the version that a rollback takes, "" without one."""
-
-    version: str
-    generation: int
-    token: int
-    published: str
-    model: str = SHARED
-    previous: str = ""
-    how: str = "published"
-    published_ms: int = 0
-    history: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
-    """The fate of a version: "candidate", "published", "promoted" or "rolled-back", since when and why."""
-
-    state: str
-    reason: str = ""
-    at: str = ""
-    judgement: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """A version that the processes of a machine cannot read, and why."""
-
-    version: str
-    machine: str
-    reason: str
 
 
 class PublishArgs(msgspec.Struct, frozen=True, kw_only=True):

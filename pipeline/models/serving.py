@@ -14,7 +14,8 @@ from typing import Final
 
 from pipeline.errors import BadBundle, ModelUnavailable
 from pipeline.logs import logger
-from pipeline.models.registry import Live, Registry
+from pipeline.models.registry import Registry
+from pipeline.records.versions import Live
 from pipeline.redis.keys import SHARED
 
 RETRY_S: Final = 5.0  # until an unreadable version is tried again

@@ -11,6 +11,7 @@ from pipeline.opensearch.documents import frame_of, indices
 from pipeline.opensearch.patterns import of_templates
 from pipeline.records.result_query import ResultQuery
 from pipeline.settings import Settings
+from pipeline.units import epoch_us
 
 MAX_RESULTS: Final = 10_000  # of one search (index.max_result_window)
 
@@ -29,12 +30,15 @@ def newest(client: OpenSearch, settings: Settings, query: ResultQuery) -> pl.Dat
         {name: {"order": "desc", "unmapped_type": kind}}
         for name, kind in (("timestamp", "date"), ("record_id", "keyword"))
     ]
-    body = {
+    body: dict[str, Any] = {
         "size": query.limit,
         "query": {"bool": {"filter": wanted}},
         "sort": order,
         "track_total_hits": False,
     }
+    if query.before is not None:
+        at, record_id = query.before
+        body["search_after"] = [epoch_us(at) // 1000, record_id]
     with translate_errors(f"results cannot be read from {index}", SourceUnavailable):
         hits = client.search(index=index, body=body, params={"allow_partial_search_results": "false"})
     return frame_of(reversed([hit["_source"] for hit in hits["hits"]["hits"]]))
@@ -56,6 +60,8 @@ def _filters(query: ResultQuery) -> list[dict[str, Any]]:
         found.append({"match_phrase": {"message": query.text}})
     if query.anomalous:
         found.append({"term": {"anomalous": True}})
+    if query.record_id is not None:
+        found.append({"term": {"record_id": query.record_id}})
     return found
 
 

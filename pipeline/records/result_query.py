@@ -1,7 +1,7 @@
 """A question about stored results, in terms that every store understands."""
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from pipeline.records.levels import LEVELS
 
@@ -18,6 +18,16 @@ class ResultQuery:
     text: str | None = None  # stands in the message; upper and lower case are the same
     template_id: int | None = None
     anomalous: bool = False
+    record_id: str | None = None
+    before: tuple[datetime, str] | None = None  # older than this record, by time and then by id
+
+    @property
+    def end(self) -> datetime | None:
+        """No record that matches is at or after it."""
+        if self.before is None:
+            return self.until
+        last = self.before[0] + timedelta(microseconds=1)
+        return last if self.until is None else min(last, self.until)
 
     @property
     def levels(self) -> tuple[str, ...]:

@@ -92,8 +92,9 @@ class Keys:
     intake = KeyFamily("young, :old", "hash identity -> digest of the body",
         "requests that the intake has taken in, and since when under ``",
         "ledger/accept_many.lua rotates young to old, after 10 minutes or 200,000; TTL 20 minutes")
-    sender_keys = Key("hash name -> JSON", "keys of senders: digest, workloads (service/keys.py)",
+    sender_keys = Key("hash name -> JSON", "keys of senders and of people who ask: digest, scopes, workloads (service/keys.py)",
         "1,000; `logweir keys revoke`")
+    audit = Key("stream", "changes that people made: who, what, of which thing (service/audit.py)", "10,000")
     senders = Key("hash `protocol key peer` -> JSON", "who sends, how much, and when last",
         "1,000; the longest silent one goes; TTL 30 days")
     samples = Key("list JSON", "a few lines of each sender, whose formats a worker looks for",

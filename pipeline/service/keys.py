@@ -1,15 +1,19 @@
-"""Keys of senders. Redis keeps the SHA-256 of a key, never the key: it is shown once, when it is made.
+"""Keys of senders and of people who ask. Redis keeps the SHA-256 of a key, never the key: it is shown once,
+when it is made.
 
-Without any key the intake serves this machine only. As soon as there is one, every request needs one.
+Without a key that may send, the intake serves this machine only. As soon as there is one, every request to it
+needs one. The API always needs a key.
 """
 
+import base64
+import binascii
 import hashlib
 import json
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import redis
@@ -24,7 +28,20 @@ from pipeline.settings import Settings
 MAX_KEYS: Final = 1_000
 MAX_KEY_NAME: Final = 60
 FRESH_S: Final = 1.0  # a revoked key is taken for so long
-SEND: Final = "send"
+SEND: Final = "send"  # lines, to the intake
+READ: Final = "read"
+MARK: Final = "mark"
+OPERATE: Final = "operate"  # trainings, models, watchlist, dead letters, GPU leases
+ADMIN: Final = "admin"  # keys and the audit log
+SCOPES: Final = (SEND, READ, MARK, OPERATE, ADMIN)
+# A scope of the API brings those before it.
+_BRINGS: Final = {
+    READ: (READ,),
+    MARK: (READ, MARK),
+    OPERATE: (READ, MARK, OPERATE),
+    ADMIN: (READ, MARK, OPERATE, ADMIN),
+}
+_SCHEMES: Final = frozenset({"bearer", "splunk", "apikey", "basic"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +54,16 @@ class SenderKey:
     created: datetime
     workload: str = ""
     patterns: tuple[str, ...] = ()
-    scope: str = SEND
+    scopes: tuple[str, ...] = (SEND,)
+    expires: datetime | None = None
+
+    def may(self, scope: str) -> bool:
+        """Whether it is good for this, alone or by a scope that brings it."""
+        return any(scope in _BRINGS.get(own, (own,)) for own in self.scopes)
+
+    def holds(self, now: datetime) -> bool:
+        """False once it has expired."""
+        return self.expires is None or now < self.expires
 
     def forbids(self, workloads: Iterable[str]) -> str | None:
         """The first workload that it may not send for, None where there is none."""
@@ -52,10 +78,16 @@ class KeyRing:
 
     by_digest: dict[str, SenderKey]
 
+    @property
+    def sending(self) -> bool:
+        """Whether some key may send."""
+        return any(key.may(SEND) for key in self.by_digest.values())
+
     def find(self, texts: Iterable[str]) -> SenderKey | None:
-        """The key that one of these texts is."""
-        digests = (key_digest(text) for text in texts)
-        return next((self.by_digest[d] for d in digests if d in self.by_digest), None)
+        """The key that one of these texts is, unless it has expired."""
+        now = datetime.now(UTC)
+        found = (self.by_digest.get(key_digest(text)) for text in texts)
+        return next((key for key in found if key is not None and key.holds(now)), None)
 
 
 class SenderKeys:
@@ -66,19 +98,33 @@ class SenderKeys:
         self.key = Keys(settings.redis.key_prefix).sender_keys
         self._seen: tuple[float, KeyRing] | None = None
 
-    def add(self, name: str, *, workload: str = "", patterns: Iterable[str] = ()) -> str:
+    def add(
+        self,
+        name: str,
+        *,
+        workload: str = "",
+        patterns: Iterable[str] = (),
+        scopes: Iterable[str] = (SEND,),
+        lasts: timedelta | None = None,
+    ) -> str:
         """A new key, in the only place where it is ever said. Raises BadInput."""
+        wanted = tuple(dict.fromkeys(scopes))
+        if not wanted or not set(wanted) <= set(SCOPES):
+            raise BadInput(f"{', '.join(wanted)[:60]!r} is no scope of a key; use {', '.join(SCOPES)}")
         if not name or len(name) > MAX_KEY_NAME or not name.isprintable():
             raise BadInput(f"{name[:40]!r} is no name of a key; use 1 to {MAX_KEY_NAME} printable characters")
         if workload:
             check_name("workload", workload)
         secret = "lw_" + secrets.token_urlsafe(32)
+        created_ms = now_ms(self.client)
+        expires_ms = None if lasts is None else created_ms + int(lasts.total_seconds() * 1000)
         entry = {
             "digest": key_digest(secret),
-            "scope": SEND,
+            "scopes": wanted,
+            "expires_ms": expires_ms,
             "workload": workload,
             "patterns": [check_pattern(pattern) for pattern in patterns],
-            "created_ms": now_ms(self.client),
+            "created_ms": created_ms,
         }
         with answering():
             if int(self.client.hlen(self.key)) >= MAX_KEYS:
@@ -118,11 +164,28 @@ def key_digest(secret: str) -> str:
 
 
 def _key(name: str, entry: dict[str, Any]) -> SenderKey:
+    expires_ms = entry["expires_ms"]
     return SenderKey(
         name=name,
         digest=entry["digest"],
         created=datetime.fromtimestamp(entry["created_ms"] / 1000, UTC),
+        expires=datetime.fromtimestamp(expires_ms / 1000, UTC) if expires_ms else None,
         workload=entry["workload"],
         patterns=tuple(entry["patterns"]),
-        scope=entry["scope"],
+        scopes=tuple(entry["scopes"]),
     )
+
+
+def authorization_texts(authorization: str) -> Iterator[str]:
+    """The texts that may be the key: of Basic the password, or the user beside an empty one."""
+    scheme, _, value = authorization.strip().partition(" ")
+    value = value.strip()
+    if scheme.lower() not in _SCHEMES or not value:
+        return
+    yield value
+    if scheme.lower() in ("basic", "apikey"):
+        try:
+            user, _, password = base64.b64decode(value, validate=True).decode().partition(":")
+        except (binascii.Error, UnicodeDecodeError):
+            return
+        yield password or user

@@ -21,6 +21,7 @@ from pipeline.records.pushed import PushedRecords
 from pipeline.redis.connection import answering, text_map
 from pipeline.redis.keys import Keys
 from pipeline.redis.scripts import Scripts
+from pipeline.service.values import HeardSender
 from pipeline.settings import Settings
 
 MAX_SENDERS: Final = 1_000
@@ -59,22 +60,6 @@ class _Counts:
     requests: int = 0
     refused: int = 0
     duplicates: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeardSender:
-    """One sender as Redis knows it. `duplicates`: requests that were in already."""
-
-    protocol: str
-    key: str
-    peer: str
-    lines: int
-    requests: int
-    refused: int
-    duplicates: int
-    first: datetime
-    last: datetime
-    formats: Mapping[str, float]  # the share of each in the lines that were looked at lately
 
 
 class SenderCounts:

@@ -1,22 +1,13 @@
-"""A hint to every worker that a new model is live. Missing it costs nothing: each compares between batches.
-
-It goes through Celery's control mailbox (`app.control.broadcast`), which a process that only sends can use. A
-`kombu.common.Broadcast` queue, the documented recipe, reaches no consumer from there. Each consumer's queue
-has its own name, and Redis' fan-out needs the publisher to declare the exchange and its bindings."""
+"""A hint to every worker that a new model is live. Missing it costs nothing; each compares by itself."""
 
 import contextlib
 import os
 import select
 from typing import Any, Final
 
-import redis
-from celery import Celery
 from celery.worker.control import control_command
-from kombu.exceptions import OperationalError
 
-from pipeline.logs import logger
-
-COMMAND: Final = "logweir_reload"
+from pipeline.messages.reload import COMMAND
 
 
 class Hint:
@@ -61,11 +52,3 @@ HINT: Final = Hint()
 def _reload(_state: Any) -> dict[str, str]:
     HINT.set()
     return {"ok": "the next batch compares versions"}
-
-
-def announce(app: Celery) -> None:
-    """Broadcast the hint; a broker that is away is no fault."""
-    try:
-        app.control.broadcast(COMMAND)
-    except (OperationalError, redis.RedisError, OSError) as exc:
-        logger().info("reload.not_sent", why=str(exc))

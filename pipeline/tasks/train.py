@@ -9,7 +9,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Final
 
-from pipeline.controller.trainings import ATTEMPTS, Status, TrainingRequest, TrainingState, next_attempt
+from pipeline.controller.training_status import Status, TrainingState
+from pipeline.controller.trainings import ATTEMPTS, TrainingRequest, next_attempt
 from pipeline.drain.learner import read_templates
 from pipeline.errors import (
     BadInput,
@@ -29,9 +30,9 @@ from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.values import LeaseKind, LeaseMode, Need, PoolLease
 from pipeline.logs import logger
 from pipeline.messages.routing import TASK_TRAIN
-from pipeline.models.registry import Note
 from pipeline.observe import counters as metrics
 from pipeline.records.batch import Purpose
+from pipeline.records.versions import Note
 from pipeline.redis.leases import TRAINING, HeldLease, Refused
 from pipeline.tasks import periodic
 from pipeline.tasks.context import Context
@@ -112,9 +113,9 @@ def _train(context: Context, renewal: HeldLease, status: Status, request: Traini
 
 def _announce(context: Context) -> None:
     if context.app is not None:
-        from pipeline.tasks import reload  # Celery
+        from pipeline.messages.reload import announce  # Celery
 
-        reload.announce(context.app)
+        announce(context.app)
 
 
 def _result(status: Status) -> str:

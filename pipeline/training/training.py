@@ -17,17 +17,19 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
-from pipeline.controller.trainings import Status, TrainingRequest, TrainingState
+from pipeline.controller.training_status import Status, TrainingState
+from pipeline.controller.trainings import TrainingRequest
 from pipeline.controller.watchlist import covers, model_of
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import Template
 from pipeline.errors import BadBundle, LiveChanged, StaleToken, TrainingFailed
 from pipeline.marks.marks import Mark, lesson
 from pipeline.models import bundle
-from pipeline.models.registry import Live, Note, Registry
+from pipeline.models.registry import Registry
 from pipeline.models.threshold import Mode
 from pipeline.records.batch import Purpose, digest
 from pipeline.records.query import Query
+from pipeline.records.versions import Live, Note
 from pipeline.redis.keys import SHARED
 from pipeline.redis.leases import HeldLease
 from pipeline.settings import Settings

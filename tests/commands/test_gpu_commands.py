@@ -12,7 +12,7 @@ import termios
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -682,13 +682,13 @@ def test_the_live_view_says_for_how_long_a_hanging_redis_has_been_silent(
 ) -> None:
     ours, theirs = terminal
     monkeypatch.setattr("pipeline.commands.gpu.top.SILENT_S", 0.1)
-    hangs, answers = threading.Event(), iter([snapshot(device(0))])
+    hangs, answers = threading.Event(), iter([pool_facts(snapshot(device(0)))])
 
-    def look() -> Snapshot:
+    def look() -> Mapping[str, Any]:
         for answer in answers:
             return answer
         hangs.wait(60)
-        return snapshot(device(0), device(1))
+        return pool_facts(snapshot(device(0), device(1)))
 
     def act() -> None:
         seen.append(reads(ours, "no answer from Redis for"))

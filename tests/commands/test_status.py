@@ -9,11 +9,12 @@ from command_line import command_line
 from pool_devices import put_devices
 from rich.console import Console
 
-from pipeline.commands.status import _gpus, _workloads, read_status
+from pipeline.commands.status import _gpus, _workloads
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import Need
 from pipeline.observe.presence import Presence
 from pipeline.redis.keys import Keys
+from pipeline.service.status import read_status
 from pipeline.settings import Settings
 
 
@@ -61,7 +62,7 @@ def test_what_was_discarded_or_skipped_shows_where_there_is_some(
 ) -> None:
     def table() -> str:
         text = io.StringIO()
-        _workloads(Console(width=200, file=text), read_status(settings), settings)
+        _workloads(Console(width=200, file=text), read_status(settings))
         return text.getvalue()
 
     keys = Keys(settings.redis.key_prefix)
@@ -101,8 +102,10 @@ def test_the_json_of_status_has_the_names_that_programs_read(
         "flower",
         "metrics",
         "intake",
+        "api",
         "workers",
         "workloads",
+        "unwatched",
         "results",
         "results_keep",
     ]

@@ -13,7 +13,8 @@ from small_bundles import AT, ONE, TWO, written
 from pipeline.controller import tick as module
 from pipeline.controller.facts import AttemptOutcome
 from pipeline.controller.tick import MEMORIES, WINDOW, Controller, Memory, decisions
-from pipeline.controller.trainings import TrainingRequest, Trainings, TrainingState
+from pipeline.controller.training_status import TrainingState
+from pipeline.controller.trainings import TrainingRequest, Trainings
 from pipeline.errors import RedisUnavailable
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.app import make_app

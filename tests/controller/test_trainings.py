@@ -21,14 +21,13 @@ from hypothesis.stateful import (
 
 from pipeline.controller import trainings as module
 from pipeline.controller.arguments import RequestArgs
+from pipeline.controller.training_status import Status, TrainingState
 from pipeline.controller.trainings import (
     ATTEMPTS,
     KEEP_S,
     REQUESTS,
-    Status,
     TrainingRequest,
     Trainings,
-    TrainingState,
     backoff_s,
     next_attempt,
     query_of,

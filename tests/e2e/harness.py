@@ -22,8 +22,8 @@ import redis
 
 from pipeline import cli
 from pipeline.commands.common import print_json
-from pipeline.commands.status import read_status
 from pipeline.redis.attach import attached
+from pipeline.service.status import read_status
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 

@@ -15,13 +15,15 @@ import psutil
 import pytest
 
 from e2e.harness import Up, until
-from pipeline.controller.trainings import Status, TrainingRequest, Trainings, TrainingState
+from pipeline.controller.training_status import Status, TrainingState
+from pipeline.controller.trainings import TrainingRequest, Trainings
 from pipeline.ledger.ledger import Ledger
 from pipeline.models import bundle
-from pipeline.models.registry import Live, Registry
+from pipeline.models.registry import Registry
 from pipeline.observe.presence import Presence
 from pipeline.producer import Producer
 from pipeline.records.query import Query
+from pipeline.records.versions import Live
 from pipeline.redis.attach import attached
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import SHARED

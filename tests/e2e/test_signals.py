@@ -13,7 +13,7 @@ import pytest
 
 from e2e.harness import Up, is_redis, marked, nothing_left, novel, ordinary, running, until, varied
 from e2e.lab import Lab, flip_a_byte, stopping
-from pipeline.controller.trainings import TrainingState
+from pipeline.controller.training_status import TrainingState
 
 ROLES = ("ingest-1", "infer-cpu", "drain", "store", "train", "beat", "redis")
 

@@ -13,7 +13,7 @@ from small_bundles import manifest_of
 
 from e2e.harness import Up, novel, running, sentence, until, varied
 from e2e.lab import RUNNING, Lab, flip_a_byte, stopping
-from pipeline.controller.trainings import TrainingState
+from pipeline.controller.training_status import TrainingState
 from pipeline.redis.leases import TRAINING
 
 LEASE_TTL_MS = 4000

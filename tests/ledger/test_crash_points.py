@@ -17,7 +17,8 @@ from small_bundles import ONE, TWO, written
 
 from pipeline import detect
 from pipeline.controller.schedule import Slots
-from pipeline.controller.trainings import TrainingRequest, TrainingState
+from pipeline.controller.training_status import TrainingState
+from pipeline.controller.trainings import TrainingRequest
 from pipeline.messages.app import make_app
 from pipeline.models import trainer
 from pipeline.producer import Producer

@@ -11,7 +11,8 @@ from small_bundles import AT, ONE, THREE, TWO, artifact_of, put, root, written
 from pipeline.errors import BadBundle, BadInput, LiveChanged, StaleToken
 from pipeline.models import bundle
 from pipeline.models import registry as module
-from pipeline.models.registry import FAULT_TTL_S, HISTORY_KEPT, Live, Note, Registry
+from pipeline.models.registry import FAULT_TTL_S, HISTORY_KEPT, Registry
+from pipeline.records.versions import Live, Note
 from pipeline.redis.keys import SHARED
 from pipeline.redis.leases import Lease, Leases, granted
 from pipeline.redis.scripts import Scripts

@@ -361,12 +361,9 @@ def test_a_question_ends_at_its_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spills", [False, True])
-def test_memory_is_bounded_and_temporary_files_go_with_the_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spills: bool
-) -> None:
-    monkeypatch.setattr(engines, "MEMORY", "64MB")
+def test_memory_is_bounded_and_temporary_files_go_with_the_engine(tmp_path: Path, spills: bool) -> None:
     big = "SELECT n AS line FROM range(8_000_000) AS numbers(n) ORDER BY hash(n)"
-    with Engine([], cache=tmp_path if spills else None) as engine, engine.question():
+    with Engine([], cache=tmp_path if spills else None, memory="64MB") as engine, engine.question():
         if spills:
             assert engine.rows(big, schema={"line": pl.Int64}).height == 8_000_000
             assert list(tmp_path.glob("answers-*"))

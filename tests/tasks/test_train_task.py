@@ -17,7 +17,8 @@ from polling import wait_until
 from pool_devices import put_devices
 from small_bundles import put
 
-from pipeline.controller.trainings import ATTEMPTS, Status, TrainingRequest, TrainingState
+from pipeline.controller.training_status import Status, TrainingState
+from pipeline.controller.trainings import ATTEMPTS, TrainingRequest
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import DeviceFailed, RedisUnavailable, SourceUnavailable
 from pipeline.gpu.node.inventory import this_node
@@ -29,10 +30,10 @@ from pipeline.models import trainer
 from pipeline.models.bundle import load_known
 from pipeline.models.config import ModelConfig
 from pipeline.models.fitting import TrainConfig
-from pipeline.models.registry import Live
 from pipeline.records.query import Query
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.records.verdict import pattern_ids
+from pipeline.records.versions import Live
 from pipeline.redis.leases import TRAINING, Leases, granted
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink

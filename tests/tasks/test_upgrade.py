@@ -17,7 +17,7 @@ from polling import wait_until
 
 import pipeline.ledger.ledger
 import pipeline.records.delivery
-from pipeline.controller.trainings import TrainingState
+from pipeline.controller.training_status import TrainingState
 from pipeline.drain.learner import read_templates
 from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.errors import BadBundle

@@ -10,7 +10,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from pipeline.controller.trainings import Status, TrainingRequest
+from pipeline.controller.training_status import Status
+from pipeline.controller.trainings import TrainingRequest
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.records.batch import Purpose
 from pipeline.records.query import Query

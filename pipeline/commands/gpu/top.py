@@ -18,8 +18,6 @@ from rich.text import Text
 from pipeline.commands.common import cell, out, print_json, printable
 from pipeline.errors import BadInput, RedisUnavailable
 from pipeline.gpu.policy.explain import short, shorten
-from pipeline.gpu.values import Snapshot
-from pipeline.service.pool_facts import pool_facts
 from pipeline.units import listed, plural, seconds, size, span
 
 DRAW_S: Final = 1.0  # Longest pause between two drawings, so that the age of a picture is seen to grow.
@@ -31,24 +29,24 @@ EMPTY: Final = (
 )
 
 
-def main(args: argparse.Namespace, look: Callable[[], Snapshot]) -> int:
+def main(args: argparse.Namespace, look: Callable[[], Mapping[str, Any]]) -> int:
     """Show the pool; `look` may raise RedisUnavailable."""
     interval = span(args.interval)
     if interval is None or not 0 < interval.total_seconds() <= 3600:
         raise BadInput(f"--interval {args.interval!r} is not a span up to an hour; write 1s or 2m")
     if args.json:
-        print_json(pool_facts(look()))
+        print_json(look())
         return 0
     console = out()
     if args.once or not (console.is_terminal and sys.stdin is not None and sys.stdin.isatty()):
-        console.print(picture(pool_facts(look()), console.width))
+        console.print(picture(look(), console.width))
         return 0
     with contextlib.suppress(KeyboardInterrupt):
         _watch(console, look, interval.total_seconds())
     return 0
 
 
-def _watch(console: Console, look: Callable[[], Snapshot], interval_s: float) -> None:
+def _watch(console: Console, look: Callable[[], Mapping[str, Any]], interval_s: float) -> None:
     """Until q or Ctrl-C. While Redis is away or hangs, the last picture stays, with a note."""
     with _Refresher(look, interval_s) as refresher, _keys() as pressed, Live(
         console=console, screen=True, auto_refresh=False
@@ -63,10 +61,10 @@ class _Refresher:
     """Reads the pool in a thread of its own, once per interval: a hung Redis answers after its time-out
     only."""
 
-    def __init__(self, look: Callable[[], Snapshot], interval_s: float) -> None:
+    def __init__(self, look: Callable[[], Mapping[str, Any]], interval_s: float) -> None:
         """Look once, here. Raises RedisUnavailable."""
         self.look, self.interval_s = look, interval_s
-        self.shown = pool_facts(look())
+        self.shown = look()
         self.failed: BaseException | None = None
         self._next = time.monotonic() + interval_s
         self._end = threading.Event()
@@ -89,7 +87,7 @@ class _Refresher:
         try:
             while not self._end.wait(max(0.0, self._next - time.monotonic())):
                 try:
-                    self.shown = pool_facts(self.look())
+                    self.shown = self.look()
                 except RedisUnavailable:
                     self._end.wait(min(self.interval_s, DRAW_S))
                 else:

@@ -1,8 +1,8 @@
 """`logweir gpu ...`: shows the GPU pool, lends and takes back; larger verbs have modules of their own."""
 
 import argparse
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import psutil  # type: ignore[import-untyped] # it publishes no types
 from rich.table import Table
@@ -14,11 +14,15 @@ from pipeline.commands.common import (
     print_json,
     printable,
     reached,
+    reading,
     redis_explained,
     settings_of,
 )
 from pipeline.errors import BadInput, Retryable
-from pipeline.gpu.values import Device, Orphan, Snapshot
+from pipeline.gpu.values import Device, Orphan
+
+if TYPE_CHECKING:
+    from pipeline.settings import Settings
 
 
 def main(args: argparse.Namespace) -> int:
@@ -30,6 +34,11 @@ def main(args: argparse.Namespace) -> int:
         from pipeline.commands.gpu import usage as gpu_usage
 
         return gpu_usage.main(args)
+    if args.action in ("top", "leases", "tenants"):
+        with redis_explained():
+            return _read(args)
+    if args.url is not None:
+        raise BadInput(f"`logweir gpu {args.action}` works on the machine itself; leave out --url")
     code = 1
     try:
         code = _reached(args)
@@ -76,30 +85,29 @@ def _done_with_pool(args: argparse.Namespace) -> int:
                 from pipeline.commands.gpu import request as gpu_request
 
                 return gpu_request.main(args, pool, settings)
-            case "top":
-                from pipeline.commands.gpu import top as gpu_top
-
-                return gpu_top.main(args, pool.snapshot)
-            case "leases":
-                return _leases(args, pool.snapshot())
-            case "tenants":
-                return _tenants(args, pool.snapshot())
             case "release":
-                return _release(args, pool)
+                return _release(args, pool, settings)
             case "revoke":
-                return _revoke(args, pool)
+                return _revoke(args, pool, settings)
             case _:
-                return _clear(args, pool)
+                return _clear(args, pool, settings)
 
 
-def _leases(args: argparse.Namespace, snapshot: Snapshot) -> int:
+def _read(args: argparse.Namespace) -> int:
+    at = reading(args)
+    if args.action == "top":
+        from pipeline.commands.gpu import top as gpu_top
+
+        return gpu_top.main(args, at.gpus)
+    return _leases(args, at.gpu_leases()) if args.action == "leases" else _tenants(args, at.gpu_tenants())
+
+
+def _leases(args: argparse.Namespace, found: Sequence[Mapping[str, Any]]) -> int:
     from pipeline.gpu.policy.explain import short
-    from pipeline.service.pool_facts import lease_rows
     from pipeline.units import seconds, size
 
-    found = lease_rows(snapshot)
     if args.json:
-        print_json(found)
+        print_json(list(found))
         return 0
     console = out()
     for lease in found:
@@ -129,11 +137,10 @@ def _leases(args: argparse.Namespace, snapshot: Snapshot) -> int:
     return 0
 
 
-def _tenants(args: argparse.Namespace, snapshot: Snapshot) -> int:
-    from pipeline.service.pool_facts import tenant_rows
+def _tenants(args: argparse.Namespace, facts: Mapping[str, Any]) -> int:
     from pipeline.units import size
 
-    found = tenant_rows(snapshot)
+    found = facts["tenants"]
     if args.json:
         print_json(found)
         return 0
@@ -156,39 +163,33 @@ def _tenants(args: argparse.Namespace, snapshot: Snapshot) -> int:
     console.print(table)
     console.print(
         "whoever holds and used least for its weight comes first; past use counts half after "
-        f"{snapshot.half_life_s / 3600:g} h",
+        f"{facts['half_life_s'] / 3600:g} h",
         markup=False,
         soft_wrap=True,
     )
     return 0
 
 
-def _release(args: argparse.Namespace, pool: Any) -> int:
-    if not pool.release_by_id(args.lease, args.token):
-        exists = any(lease.lease_id == args.lease for lease in pool.snapshot().leases)
-        if exists:
-            raise BadInput(
-                f"--token {args.token} is not the token of lease {args.lease!r}; it was given with the lease"
-            )
-        raise BadInput(
-            f"there is no lease {args.lease!r} (any more); `logweir gpu leases` shows those that live"
-        )
+def _release(args: argparse.Namespace, pool: Any, settings: "Settings") -> int:
+    from pipeline.service.audit import user_of_machine
+    from pipeline.service.gpu import release_lease
+
+    release_lease(pool.client, settings, args.lease, args.token, by=user_of_machine())
     return _report(args, {"released": args.lease}, f"released {args.lease}")
 
 
-def _revoke(args: argparse.Namespace, pool: Any) -> int:
-    if not args.why.strip():
-        raise BadInput("--why is empty; say in a few words why, its holder is told")
-    if not pool.revoke(args.lease, args.why):
-        raise BadInput(
-            f"there is no lease {args.lease!r} (any more); `logweir gpu leases` shows those that live"
-        )
+def _revoke(args: argparse.Namespace, pool: Any, settings: "Settings") -> int:
+    from pipeline.service.audit import user_of_machine
+    from pipeline.service.gpu import revoke_lease
+
+    revoke_lease(pool.client, settings, args.lease, args.why, by=user_of_machine())
     words = f"revoked {args.lease}; its devices are free again when its processes are gone"
     return _report(args, {"revoked": args.lease, "why": args.why}, words)
 
 
-def _clear(args: argparse.Namespace, pool: Any) -> int:
+def _clear(args: argparse.Namespace, pool: Any, settings: "Settings") -> int:
     from pipeline.commands.gpu.request import device_of
+    from pipeline.service.audit import record_change, user_of_machine
 
     snapshot = pool.snapshot()
     device = device_of(args.device, snapshot)
@@ -205,6 +206,7 @@ def _clear(args: argparse.Namespace, pool: Any) -> int:
             "or say --yes when nothing of it is there"
         )
     cleared = pool.clear(device.uuid)
+    record_change(pool.client, settings, by=user_of_machine(), action="gpu.clear", target=device.uuid)
     return _report(args, {"cleared": device.uuid, "parts": cleared}, f"{device.uuid} is free for new leases")
 
 

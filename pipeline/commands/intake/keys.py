@@ -1,4 +1,4 @@
-"""`logweir keys add | list | revoke`: who may send to the intake."""
+"""`logweir keys add | list | revoke`: who may send to the intake, and who may ask the API."""
 
 import argparse
 from typing import Any
@@ -8,7 +8,10 @@ from rich.table import Table
 from pipeline.commands.common import cell, out, print_json, printable, reached, redis_explained, settings_of
 from pipeline.errors import BadInput
 from pipeline.redis.connection import connect
-from pipeline.service.keys import SenderKey, SenderKeys
+from pipeline.service.audit import record_change, user_of_machine
+from pipeline.service.keys import SEND, SenderKey, SenderKeys
+from pipeline.settings import Settings
+from pipeline.units import span
 
 
 def main(args: argparse.Namespace) -> int:
@@ -19,36 +22,46 @@ def main(args: argparse.Namespace) -> int:
             return _list(args, keys)
         if not args.name:
             raise BadInput(f"`logweir keys {args.action}` needs a name, such as that of the sender")
-        return _add(args, keys) if args.action == "add" else _revoke(args, keys)
+        return (_add if args.action == "add" else _revoke)(args, keys, settings)
 
 
-def _add(args: argparse.Namespace, keys: SenderKeys) -> int:
-    first = not keys.look()
-    secret = keys.add(args.name, workload=args.workload or "", patterns=args.only)
+def _add(args: argparse.Namespace, keys: SenderKeys, settings: Settings) -> int:
+    first = not any(key.may(SEND) for key in keys.look())
+    scopes = tuple(args.scope) or (SEND,)
+    lasts = span(getattr(args, "for")) if getattr(args, "for") else None
+    if getattr(args, "for") and not lasts:
+        raise BadInput(f"--for {getattr(args, 'for')!r} is no length of time; write 12h or 90d")
+    secret = keys.add(args.name, workload=args.workload or "", patterns=args.only, scopes=scopes, lasts=lasts)
+    record_change(
+        keys.client, settings, by=user_of_machine(), action="key.add", target=args.name, scopes=list(scopes)
+    )
     if args.json:
         print_json({"name": args.name, "key": secret})
         return 0
     console = out()
     console.print(secret, markup=False, soft_wrap=True)
     console.print("this is the only time it is shown; send it as `Authorization: Bearer KEY`", markup=False)
-    if first:
+    if first and SEND in scopes:
         console.print(
             "from now on every request to the intake needs a key, also on this machine", markup=False
         )
     return 0
 
 
-def _revoke(args: argparse.Namespace, keys: SenderKeys) -> int:
+def _revoke(args: argparse.Namespace, keys: SenderKeys, settings: Settings) -> int:
     if not keys.revoke(args.name):
         raise BadInput(f"there is no key {args.name!r}; `logweir keys list` shows those that are")
-    count = len(keys.look())
+    record_change(keys.client, settings, by=user_of_machine(), action="key.revoke", target=args.name)
+    count = sum(key.may(SEND) for key in keys.look())
     if args.json:
         print_json({"name": args.name, "keys": count})
         return 0
     console = out()
     console.print(f"{printable(args.name)} is refused from now on", markup=False)
     if not count:
-        console.print("it was the last one: programs on this machine send without a key again", markup=False)
+        console.print(
+            "it was the last one that sends: programs on this machine send without a key again", markup=False
+        )
     return 0
 
 
@@ -63,10 +76,12 @@ def _list(args: argparse.Namespace, keys: SenderKeys) -> int:
             "there is no key: programs on this machine send without one, others not at all", markup=False
         )
         return 0
-    table = Table("key", "may send for", "made (UTC)", box=None, pad_edge=False)
+    table = Table("key", "scopes", "workloads", "made (UTC)", "expires", box=None, pad_edge=False)
     for key in found:
         sends_for = (key.workload and f"all as {key.workload}") or ", ".join(key.patterns) or "all workloads"
-        table.add_row(*map(cell, (key.name, sends_for, f"{key.created:%Y-%m-%d %H:%M}")))
+        expires = "" if key.expires is None else f"{key.expires:%Y-%m-%d %H:%M}"
+        row = (key.name, ", ".join(key.scopes), sends_for, f"{key.created:%Y-%m-%d %H:%M}", expires)
+        table.add_row(*map(cell, row))
     console.print(table)
     return 0
 
@@ -74,8 +89,9 @@ def _list(args: argparse.Namespace, keys: SenderKeys) -> int:
 def _facts(key: SenderKey) -> dict[str, Any]:
     return {
         "name": key.name,
-        "scope": key.scope,
+        "scopes": list(key.scopes),
         "workload": key.workload or None,
         "only": list(key.patterns),
         "created": key.created,
+        "expires": key.expires,
     }

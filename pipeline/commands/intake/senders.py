@@ -10,9 +10,9 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.commands.common import cell, out, print_json, reached, redis_explained, settings_of
+from pipeline.commands.common import cell, out, print_json, reading, redis_explained, settings_of
 from pipeline.redis.connection import connect
-from pipeline.service.senders import read_senders
+from pipeline.settings import Settings
 from pipeline.units import plural
 from pipeline.workers.kafka.progress import PartitionProgress, stored_partitions
 
@@ -21,10 +21,10 @@ FORMATS = 3
 
 
 def main(args: argparse.Namespace) -> int:
-    settings = reached(settings_of(args))
+    at = reading(args)
     with redis_explained():
-        found = read_senders(connect(settings), settings)
-        partitions = stored_partitions(connect(settings), settings)
+        found = at.senders()
+        partitions = () if args.url is not None else _partitions(settings_of(args))
     if args.json:
         print_json([asdict(sender) for sender in found] + [_facts(one) for one in partitions])
         return 0
@@ -50,6 +50,10 @@ def main(args: argparse.Namespace) -> int:
     if len(found) > SHOWN:
         console.print(f"and {plural(len(found) - SHOWN, 'sender')} more; --json shows all", markup=False)
     return 0
+
+
+def _partitions(settings: Settings) -> Sequence[PartitionProgress]:
+    return stored_partitions(connect(settings), settings)
 
 
 def _facts(one: PartitionProgress) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pipeline.commands.intake.snippets import of_scheme, snippet_lines, snippet_
 from pipeline.errors import BadInput
 from pipeline.redis.attach import running
 from pipeline.redis.connection import connect
-from pipeline.service.keys import SenderKeys
+from pipeline.service.keys import SEND, SenderKeys
 from pipeline.settings import Settings
 from pipeline.settings.listeners import Listener
 from pipeline.units import plural
@@ -25,7 +25,7 @@ def main(args: argparse.Namespace) -> int:
     settings = reached(settings_of(args))
     urls = intake_urls(settings)
     with redis_explained():
-        keys = len(SenderKeys(connect(settings), settings).look())
+        keys = sum(key.may(SEND) for key in SenderKeys(connect(settings), settings).look())
     if args.json:
         print_json({"listeners": urls, "keys": keys, "snippets": dict(snippet_lines(urls))})
         return 0

@@ -1,35 +1,47 @@
 """`logweir mark PATTERN normal | anomalous`, `--list`, `--revoke PATTERN`: operators overrule the model."""
 
 import argparse
-import getpass
-import os
-from datetime import datetime, timedelta
-from typing import Any
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
-from pipeline.commands.common import err, out, print_json, printable, reached, redis_explained, settings_of
-from pipeline.commands.mark.target import Finder, Named
+from pipeline.commands.common import (
+    err,
+    out,
+    print_json,
+    printable,
+    reached,
+    reading,
+    redis_explained,
+    settings_of,
+    standard_input,
+)
 from pipeline.errors import BadInput
-from pipeline.ledger.ledger import Ledger
-from pipeline.marks.marks import Kind, Mark, Marked, State, Target
-from pipeline.marks.store import Marks
-from pipeline.redis.connection import connect
-from pipeline.settings import Settings
-from pipeline.units import plural, span
+from pipeline.service.values import MarksView, MarkView
+from pipeline.units import plural
+
+if TYPE_CHECKING:
+    from pipeline.service.mark_target import Finder, Named
 
 SHOWN_CHARS = 300  # of a line
 
 
 def main(args: argparse.Namespace) -> int:
     _check(args)
+    if args.list:
+        with redis_explained():
+            return _list(args, reading(args).marks())
+    if args.url is not None:
+        raise BadInput("`logweir mark` without --list works on the machine itself; leave out --url")
+    from pipeline.redis.connection import connect
+    from pipeline.service.mark_target import Finder
+
     settings = reached(settings_of(args))
     with redis_explained():
-        marks = Marks(connect(settings), settings)
-        if args.list:
-            return _list(args, marks.look())
-        finder = Finder(marks.client, settings)
-        return (
-            _revoke(args, marks, finder) if args.revoke is not None else _put(args, settings, marks, finder)
+        finder = Finder(
+            connect(settings), settings, looking=lambda: err().status("looking through the stored lines")
         )
+        return _revoke(args, finder) if args.revoke is not None else _put(args, finder)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -51,22 +63,24 @@ def _check(args: argparse.Namespace) -> None:
         raise BadInput("--workload is empty; write a whole name, or leave it out for every workload")
 
 
-def _put(args: argparse.Namespace, settings: Settings, marks: Marks, finder: Finder) -> int:
-    lasts = _lasts(getattr(args, "for"))
-    named = finder.find(args.pattern)
-    remarks = list(named.remarks)
-    workload = args.workload or ""
-    if workload and workload not in Ledger(marks.client, settings).backlog.totals():
-        remarks.append(f"no line of {workload!r} was seen yet; `logweir watch list` shows the names")
-    mark, replaced = marks.put(
-        named.target,
-        State(args.state),
-        text=named.text,
-        workload=workload,
-        lasts=lasts,
-        by=_who(),
+def _put(args: argparse.Namespace, finder: "Finder") -> int:
+    from pipeline.marks.marks import Kind
+    from pipeline.service.audit import user_of_machine
+    from pipeline.service.marks import mark_view, put_mark
+
+    named = finder.find_line(_typed()) if args.pattern == "-" else finder.find(args.pattern)
+    new = put_mark(
+        finder.client,
+        finder.settings,
+        named,
+        args.state,
+        workload=args.workload or "",
+        lasts=getattr(args, "for"),
+        by=user_of_machine(),
         why=args.why or "",
     )
+    remarks = new.remarks
+    mark, replaced = mark_view(new.mark), None if new.replaced is None else mark_view(new.replaced)
     if args.json:
         stored = {
             "records": named.stored.records if named.stored.records or named.stored.complete else None,
@@ -74,14 +88,14 @@ def _put(args: argparse.Namespace, settings: Settings, marks: Marks, finder: Fin
             "template_id": named.template,
         }
         before = None if replaced is None else mark_facts(replaced)
-        print_json({"marked": mark_facts(mark), "replaced": before, "seen": stored, "remarks": remarks})
+        print_json({"marked": mark_facts(mark), "replaced": before, "seen": stored, "remarks": list(remarks)})
         return 0
     console = out()
     _show(mark, "marked")
     if replaced is not None:
         console.print(f"  instead of {_mark_text(replaced)}", markup=False, soft_wrap=True)
     console.print(f"  {_how_often(named)}; it counts from the next batch on", markup=False, soft_wrap=True)
-    if mark.target.kind is Kind.PATTERN and named.template:
+    if new.mark.target.kind is Kind.PATTERN and named.template:
         console.print(
             f"  `logweir mark T{named.template} {mark.state}` marks all lines of its template",
             markup=False,
@@ -92,42 +106,48 @@ def _put(args: argparse.Namespace, settings: Settings, marks: Marks, finder: Fin
     return 0
 
 
-def _revoke(args: argparse.Namespace, marks: Marks, finder: Finder) -> int:
-    targets, text = finder.targets(args.revoke)
-    before = {(mark.target, mark.workload): mark for mark in marks.look().marks}
-    words = " ".join(text.split())
-    # A template has gained wildcards since, or the masks are others now: its text as `--list` shows it still
-    # names it.
-    targets += [
-        target for (target, _), mark in before.items() if words and " ".join(mark.text.split()) == words
-    ]
-    revoked = marks.revoke(targets, args.workload)
+def _revoke(args: argparse.Namespace, finder: "Finder") -> int:
+    from pipeline.service.audit import user_of_machine
+    from pipeline.service.marks import bare_target, mark_view, revoke_marks
+
+    wanted = finder.targets_of_line(_typed()) if args.revoke == "-" else finder.targets(args.revoke)
+    revoked = revoke_marks(finder.client, finder.settings, wanted, args.workload, by=user_of_machine())
     if not revoked:
         where = "" if args.workload is None else f" in {args.workload!r}"
         raise BadInput(
             f"there is no mark of {_shortly(args.revoke)}{where}; `logweir mark --list` shows what is marked"
         )
-    rows = [
-        _bare(target, whose) | ({} if (mark := before.get((target, whose))) is None else mark_facts(mark))
-        for target, whose in revoked
-    ]
     if args.json:
+        rows = [
+            bare_target(target, whose) | ({} if mark is None else mark_facts(mark_view(mark)))
+            for target, whose, mark in revoked
+        ]
         print_json({"revoked": rows})
         return 0
-    for target, whose in revoked:
-        mark = before.get((target, whose))
-        text = f"marked{_whose(target, whose)}" if mark is None else _mark_text(mark)
+    for target, whose, mark in revoked:
+        text = (
+            f"marked{_whose(whose) if target.of_lines else ''}"
+            if mark is None
+            else _mark_text(mark_view(mark))
+        )
         out().print(f"{target} is not marked any more; it was {text}", markup=False, soft_wrap=True)
     return 0
 
 
-def _list(args: argparse.Namespace, marked: Marked) -> int:
+def _typed() -> str:
+    """The text of a record on standard input."""
+    from pipeline.sources.framing import MAX_RECORD_BYTES
+    from pipeline.sources.lines import decode
+
+    return decode(standard_input().read(4 * MAX_RECORD_BYTES)).replace("\r\n", "\n").rstrip("\r\n")
+
+
+def _list(args: argparse.Namespace, marked: MarksView) -> int:
     if args.json:
-        marks = [mark_facts(mark) | {"expired": not mark.holds(marked.now)} for mark in marked.marks]
-        print_json({"version": marked.version, "marks": marks, "unreadable": list(marked.unreadable)})
+        print_json(asdict(marked))
         return 0
     for mark in marked.marks:
-        _show(mark, "" if mark.holds(marked.now) else "ran out:")
+        _show(mark, "ran out:" if mark.expired else "")
     if not marked.marks:
         out().print("nothing is marked; `logweir mark PATTERN normal` marks a line that is", markup=False)
     if marked.unreadable:
@@ -138,31 +158,17 @@ def _list(args: argparse.Namespace, marked: Marked) -> int:
     return 0
 
 
-def mark_facts(mark: Mark) -> dict[str, Any]:
-    """A mark for programs."""
-    return _bare(mark.target, mark.workload) | {
-        "state": mark.state.value,
-        "text": mark.text,
-        "at": mark.at,
-        "until": mark.until,
-        "by": mark.by,
-        "why": mark.why,
-    }
+def mark_facts(mark: MarkView) -> dict[str, Any]:
+    """A mark that was changed now, for programs."""
+    facts = asdict(mark)
+    del facts["expired"]
+    return facts
 
 
-def _bare(target: Target, workload: str) -> dict[str, Any]:
-    number = {kind: target.number if target.kind is kind else None for kind in Kind}
-    return {
-        "pattern_id": number[Kind.PATTERN],
-        "template_id": number[Kind.TEMPLATE],
-        "workload": workload or None,
-    }
-
-
-def _show(mark: Mark, word: str) -> None:
+def _show(mark: MarkView, word: str) -> None:
     console = out()
     # Never cut: an id is there to be copied.
-    head = " ".join(part for part in (word, str(mark.target), _mark_text(mark)) if part)
+    head = " ".join(part for part in (word, mark.name, _mark_text(mark)) if part)
     console.print(head, style="bold", markup=False, soft_wrap=True)
     if mark.text:
         console.print(f"  {_shortly(mark.text)}", markup=False, soft_wrap=True)
@@ -170,20 +176,19 @@ def _show(mark: Mark, word: str) -> None:
         console.print(f"  why: {printable(mark.why)}", markup=False, soft_wrap=True)
 
 
-def _mark_text(mark: Mark) -> str:
+def _mark_text(mark: MarkView) -> str:
     until = "" if mark.until is None else f" until {_minute(mark.until)} UTC"
     by = f", by {mark.by}" if mark.by else ""
-    whose = _whose(mark.target, mark.workload)
+    whose = _whose(mark.workload) if mark.of_lines else ""
     return printable(f"{mark.state}{whose}{until}{by} on {_minute(mark.at)} UTC")
 
 
-def _whose(target: Target, workload: str) -> str:
-    if not target.of_lines:  # of one workload by itself
-        return ""
+def _whose(workload: str | None) -> str:
+    """Nothing for a finding, which is of one workload by itself."""
     return printable(f" in {workload}" if workload else " in every workload")
 
 
-def _how_often(named: Named) -> str:
+def _how_often(named: "Named") -> str:
     stored = named.stored
     if not stored.records:
         return (
@@ -200,25 +205,3 @@ def _shortly(text: str) -> str:
 
 def _minute(moment: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M}"
-
-
-def _lasts(text: str | None) -> timedelta | None:
-    if text is None:
-        return None
-    try:
-        length = span(text)
-    except OverflowError:
-        length = None
-    if not length:
-        raise BadInput(
-            f"--for {text!r} is no length of time; write 90s, 15m, 1h or 7d, or leave it out for ever"
-        )
-    return length
-
-
-def _who() -> str:
-    """Whom others may ask about the mark: the user as this machine knows them."""
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError, ImportError):  # a container's user without a name
-        return f"uid {os.getuid()}"

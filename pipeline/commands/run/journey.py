@@ -18,7 +18,8 @@ from pipeline.commands.run.inputs import RunPlan
 from pipeline.commands.run.packs import Pack, packs
 from pipeline.commands.run.trouble import Troubles
 from pipeline.commands.run.workloads import file_workloads
-from pipeline.controller.trainings import Status, TrainingRequest, Trainings
+from pipeline.controller.training_status import Status
+from pipeline.controller.trainings import TrainingRequest, Trainings
 from pipeline.detect import judged_by_words
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import BadInput, LeaseRefused, RedisUnavailable, SinkUnavailable, StackFailed

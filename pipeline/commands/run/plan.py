@@ -25,7 +25,7 @@ from pipeline.commands.run import place
 from pipeline.commands.run.inputs import RunPlan, input_bytes
 from pipeline.commands.run.journey import Journey, Show
 from pipeline.commands.run.normal import NormalList
-from pipeline.controller.trainings import Status
+from pipeline.controller.training_status import Status
 from pipeline.drain.learner import read_templates
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import RedisUnavailable, SinkUnavailable

@@ -2,15 +2,20 @@
 
 from pipeline.settings import Settings
 from pipeline.sinks.answers.answers import Answers
+from pipeline.sinks.answers.bounds import LIMIT_S, MEMORY
 from pipeline.sinks.choose import parquet_of
 
 
-def answers_of(settings: Settings) -> Answers:
-    """Answers about scored results; close them. Raises BadSetting without an OpenSearch that is named."""
+def answers_of(settings: Settings, *, limit_s: float | None = LIMIT_S, memory: str = MEMORY) -> Answers:
+    """Answers about scored results; close them. `limit_s`, `memory`: of a question to files.
+
+    Raises BadSetting without an OpenSearch that is named."""
     if "parquet" in settings.data.sinks:
         from pipeline.sinks.answers.files import FileAnswers  # DuckDB takes 0.1 s to import
 
-        return FileAnswers(parquet_of(settings), cache=settings.data.dir / "cache")
+        return FileAnswers(
+            parquet_of(settings), cache=settings.data.dir / "cache", limit_s=limit_s, memory=memory
+        )
     from pipeline.sinks.answers.indices import IndexAnswers
 
     return IndexAnswers(settings)

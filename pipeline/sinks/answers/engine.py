@@ -20,13 +20,12 @@ import duckdb
 import polars as pl
 
 from pipeline.errors import AnswerCancelled, BadInput, BadPayload
+from pipeline.sinks.answers.bounds import LIMIT_S, MEMORY
 from pipeline.sinks.part_files import MESSAGE_AT
 from pipeline.sinks.results import damaged_file
 
-MEMORY: Final = "512MB"  # the process needs about 200 MB more
 THREADS: Final = 2
 SPILL: Final = "4GB"  # temporary files of sorts and groups beyond MEMORY
-LIMIT_S: Final = 60.0
 # The newest so many rows are found by their keys first, and then read as a intact.
 KEYS_FIRST: Final = 10_000
 STALE_S: Final = 86_400.0  # no question takes so long: its temporary files are those of a killed process
@@ -62,9 +61,15 @@ class Engine:
     needs more than MEMORY fails. `limit_s`: seconds for one question, None for no limit."""
 
     def __init__(
-        self, folders: Sequence[Path], *, cache: Path | None = None, limit_s: float | None = LIMIT_S
+        self,
+        folders: Sequence[Path],
+        *,
+        cache: Path | None = None,
+        limit_s: float | None = LIMIT_S,
+        memory: str = MEMORY,
     ) -> None:
         self.limit_s = limit_s
+        self.memory = memory
         self._place = folders[0] if folders else "no folder"
         self._files: dict[str, list[RowFile]] = {}  # of the views, for the name of a damaged one
         self._tables: set[str] = set()
@@ -73,7 +78,7 @@ class Engine:
         self._spill = None if cache is None else _spill_folder(cache)
         self._connection = duckdb.connect(
             config={
-                "memory_limit": MEMORY,
+                "memory_limit": memory,
                 "threads": THREADS,
                 "temp_directory": "" if self._spill is None else str(self._spill),
                 "autoinstall_known_extensions": False,
@@ -137,7 +142,7 @@ class Engine:
             ) from exc
         except duckdb.OutOfMemoryException as exc:
             raise BadInput(
-                f"the answer needs more than {MEMORY} of memory and {SPILL} of temporary files; ask for a "
+                f"the answer needs more than {self.memory} of memory and {SPILL} of temporary files; ask for a "
                 "shorter span, or for fewer lines"
             ) from exc
         except duckdb.Error as exc:

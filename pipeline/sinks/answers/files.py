@@ -10,7 +10,8 @@ from pipeline.records.pattern_query import PatternQuery
 from pipeline.records.result_query import ResultQuery
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.sinks.answers.around import NEIGHBOURHOOD, with_context
-from pipeline.sinks.answers.engine import LIMIT_S, Engine
+from pipeline.sinks.answers.bounds import LIMIT_S, MEMORY
+from pipeline.sinks.answers.engine import Engine
 from pipeline.sinks.answers.lines import near_lines, newest_lines
 from pipeline.sinks.answers.patterns import pattern_page
 from pipeline.sinks.answers.stored import files_of_rates, finding_files, line_files
@@ -25,10 +26,15 @@ class FileAnswers:
     `cache`: where temporary files of large questions may lie."""
 
     def __init__(
-        self, sink: ParquetSink, *, cache: Path | None = None, limit_s: float | None = LIMIT_S
+        self,
+        sink: ParquetSink,
+        *,
+        cache: Path | None = None,
+        limit_s: float | None = LIMIT_S,
+        memory: str = MEMORY,
     ) -> None:
         self.sink = sink
-        self.engine = Engine([sink.files.folder], cache=cache, limit_s=limit_s)
+        self.engine = Engine([sink.files.folder], cache=cache, limit_s=limit_s, memory=memory)
 
     def workloads(self) -> list[str]:
         """As the protocol says."""
@@ -38,7 +44,7 @@ class FileAnswers:
     def lines(self, query: ResultQuery) -> pl.DataFrame:
         """As the protocol says."""
         table = ResultTable.FINDINGS if query.anomalous else ResultTable.LINES
-        parts = self.sink.parts(since=query.since, until=query.until, workloads=query.workloads, table=table)
+        parts = self.sink.parts(since=query.since, until=query.end, workloads=query.workloads, table=table)
 
         find = finding_files if query.anomalous else line_files
         return newest_lines(self.engine, parts, partial(find, self.sink), query)

@@ -29,7 +29,7 @@ def newest_lines(
     and the errors of `files_of`."""
     found = pl.DataFrame(schema=RESULT_SCHEMA)
     wanted, parameters = _conditions(query)
-    since, until = (None if at is None else epoch_us(at) for at in (query.since, query.until))
+    since, until = (None if at is None else epoch_us(at) for at in (query.since, query.end))
     # A bound on the newest so far spares rows where most of them match. Where few do, as of a text, it costs
     # a fifth more: each row's time is read before its text. An expression has no such bound.
     order = '"timestamp"' if query.text is None else 'epoch_us("timestamp")'
@@ -64,6 +64,15 @@ def _conditions(query: ResultQuery) -> tuple[list[str], dict[str, object]]:
         parameters["template_id"] = query.template_id
     if query.anomalous:
         wanted.append("anomalous")
+    if query.record_id is not None:
+        wanted.append("record_id = $record_id")
+        parameters["record_id"] = query.record_id
+    if query.before is not None:
+        wanted.append(
+            '("timestamp" < make_timestamptz($before_us) '
+            'OR ("timestamp" = make_timestamptz($before_us) AND record_id < $before_id))'
+        )
+        parameters |= {"before_us": epoch_us(query.before[0]), "before_id": query.before[1]}
     if query.text is not None:
         # Lower case is three fifths of the work, and numbers and addresses have none.
         cased = query.text.lower() != query.text.upper()

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 from pipeline.errors import BadInput
 from pipeline.service.keys import SenderKey
 from pipeline.settings.listeners import Listener
+from pipeline.workers.http_server import HttpServer
 from pipeline.workers.intake.access import check_access
-from pipeline.workers.intake.app import Service
+from pipeline.workers.intake.app import Service, intake_app
 from pipeline.workers.intake.connections import StreamServer
 from pipeline.workers.intake.forward_server import ForwardServer
 from pipeline.workers.intake.grpc_server import Authorize, GrpcServer
-from pipeline.workers.intake.http_server import HttpServer
 from pipeline.workers.intake.relp_server import RelpServer
 from pipeline.workers.intake.syslog_server import SyslogDatagrams, SyslogServer
 from pipeline.workers.sockets import TlsFiles
@@ -50,7 +50,7 @@ def server_of(
             start=lambda: grpc.start(listener.host, listener.port, tls=tls, share=share), stop=grpc.stop
         )
     if listener.scheme.startswith("http"):
-        return HttpServer(service, listener, opened)
+        return HttpServer(intake_app(service, listener), listener, opened)
     if listener.scheme == "syslog+udp":
         datagrams = SyslogDatagrams(service.door, rules=service.rules)
         return _Startable(start=lambda: datagrams.start(opened), stop=datagrams.stop)

@@ -23,7 +23,7 @@ from pipeline.observe import counters as metrics
 from pipeline.producer import Producer
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
-from pipeline.service.keys import SenderKeys
+from pipeline.service.keys import SEND, SenderKeys
 from pipeline.service.senders import PUSH_S
 from pipeline.settings import Settings
 from pipeline.settings.listeners import Listener
@@ -120,7 +120,7 @@ def check_listeners(listeners: Sequence[Listener]) -> None:
 def check_keys(listeners: Sequence[Listener], keys: SenderKeys) -> None:
     """Raises BadInput where other machines would reach the intake without a key."""
     exposed = [listener for listener in listeners if listener.needs_key]
-    if exposed and not keys.look():
+    if exposed and not any(key.may(SEND) for key in keys.look()):
         raise BadInput(
             f"the intake at {exposed[0]} would take lines from everybody; make a key with "
             "`logweir keys add NAME`, or listen on 127.0.0.1"

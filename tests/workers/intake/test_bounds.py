@@ -19,11 +19,12 @@ from pipeline.redis.connection import connect
 from pipeline.service.keys import SenderKeys
 from pipeline.settings import Settings
 from pipeline.settings.listeners import Listener
-from pipeline.workers.intake import bodies, http_server
-from pipeline.workers.intake.app import Service
+from pipeline.workers import http_server
+from pipeline.workers.http_server import HttpServer
+from pipeline.workers.intake import bodies
+from pipeline.workers.intake.app import Service, intake_app
 from pipeline.workers.intake.bodies import Room, receive_body
 from pipeline.workers.intake.door import Door
-from pipeline.workers.intake.http_server import HttpServer
 from pipeline.workers.intake.refusals import Refusal, RequestRefused
 from pipeline.workers.sockets import listener_socket
 
@@ -93,7 +94,7 @@ def on_a_server(settings: Settings, use: Any, *, at: str = "http://127.0.0.1:0")
         async def run() -> Any:
             door = Door(Producer(ledger, Submit(None, ledger.client, settings), settings))
             service = Service(door=door, keys=SenderKeys(ledger.client, settings))
-            server = HttpServer(service, listener, opened)
+            server = HttpServer(intake_app(service, listener), listener, opened)
             await server.start()
             try:
                 return await use(opened.getsockname()[:2])

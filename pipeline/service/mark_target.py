@@ -7,13 +7,14 @@ import functools
 import os
 import re
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
 import polars as pl
 import redis
 
-from pipeline.commands.common import err, standard_input
 from pipeline.drain.learner import read_templates
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import Template, unpack_template
@@ -63,9 +64,16 @@ class Named:
 class Finder:
     """Looks PATTERNs up in what the running stack knows and has stored. Methods raise RedisUnavailable."""
 
-    def __init__(self, client: "redis.Redis", settings: Settings) -> None:
+    def __init__(
+        self,
+        client: "redis.Redis",
+        settings: Settings,
+        looking: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        """`looking`: around a search through the stored lines, which may take seconds."""
         self.client = client
         self.settings = settings
+        self.looking = looking
         self.keys = Keys(settings.redis.key_prefix)
 
     @functools.cached_property
@@ -74,8 +82,6 @@ class Finder:
 
     def find(self, pattern: str) -> Named:
         """Raises BadInput for what can be nothing, and for ids that nobody has seen."""
-        if pattern == "-":
-            return self._line(_typed())
         if _PATTERN_ID.fullmatch(pattern.strip()):
             return self._pattern(int(pattern))
         if match := _TEMPLATE_ID.fullmatch(pattern.strip()):
@@ -85,14 +91,22 @@ class Finder:
             return self._template_text(text)
         return self._line(text)
 
+    def find_line(self, text: str) -> Named:
+        """The pattern of a line, whatever it looks like. Raises BadInput."""
+        return self._line(_checked(text))
+
+    def targets_of_line(self, text: str) -> tuple[list[Target], str]:
+        """The possible targets of a line, and its text. Raises BadInput."""
+        text = _checked(text)
+        return [Target.pattern(number) for _, number in self._readings(text)[0]], text
+
     def targets(self, pattern: str) -> tuple[list[Target], str]:
         """The possible targets of a PATTERN, stored or not, and its text ("" for an id)."""
         if _PATTERN_ID.fullmatch(pattern.strip()):
             return [Target.pattern(int(pattern))], ""
         if match := _TEMPLATE_ID.fullmatch(pattern.strip()):
             return [Target.template(int(match[1]))], ""
-        text = _typed() if pattern == "-" else _text(pattern)
-        return [Target.pattern(number) for _, number in self._readings(text)[0]], text
+        return self.targets_of_line(_text(pattern))
 
     def _pattern(self, number: int) -> Named:
         if number >= 2**64:
@@ -212,7 +226,7 @@ class Finder:
 
     def _stored(self, column: str, number: int, *, patient: bool = True) -> StoredRecords:
         """`patient`: look on until one is found, however long that takes."""
-        with err().status("looking through the stored lines"):
+        with self.looking():
             if "parquet" in self.settings.data.sinks:
                 return _in_files(self.settings, column, number, patient=patient)
             from pipeline.opensearch.client import opensearch_client
@@ -284,11 +298,6 @@ def _stored_records(records: int, newest: dict[str, Any], *, complete: bool) -> 
         template_id=newest.get("template_id") or UNCLASSIFIED,
         complete=complete,
     )
-
-
-def _typed() -> str:
-    """The text of a record on standard input."""
-    return _checked(decode(standard_input().read(4 * MAX_RECORD_BYTES)).replace("\r\n", "\n").rstrip("\r\n"))
 
 
 def _text(pattern: str) -> str:

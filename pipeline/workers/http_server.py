@@ -5,13 +5,12 @@ import contextlib
 import resource
 import socket
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pipeline.settings.listeners import Listener
-from pipeline.workers.intake.app import Service, intake_app
 from pipeline.workers.sockets import TlsFiles
 
 MOST_CONNECTIONS: Final = 4_096
@@ -67,11 +66,11 @@ class _Uvicorn(uvicorn.Server):
 class HttpServer:
     """Serves on a socket that listens already."""
 
-    def __init__(self, service: Service, listener: Listener, opened: socket.socket) -> None:
-        """Raises BadInput for a certificate that cannot be used."""
+    def __init__(self, app: Any, listener: Listener, opened: socket.socket) -> None:
+        """`app`: of ASGI. Raises BadInput for a certificate that cannot be used."""
         self.opened = opened
         config = uvicorn.Config(
-            intake_app(service, listener),
+            app,
             http=BoundedProtocol,
             ws="none",
             lifespan="off",
@@ -90,7 +89,7 @@ class HttpServer:
 
     async def start(self) -> None:
         """Answers from now on."""
-        self._task = asyncio.create_task(self._server.serve(sockets=[self.opened]), name="intake-http")
+        self._task = asyncio.create_task(self._server.serve(sockets=[self.opened]), name="http")
         while not self._server.started and not self._task.done():
             await asyncio.sleep(0.01)
 

@@ -1,0 +1,335 @@
+"""A client of the API of a pipeline, with the standard library and msgspec alone.
+
+    from pipeline import Client
+    client = Client("http://127.0.0.1:4380", key=Path("logweir-data/api.key").read_text().strip())
+    for line in client.lines(LinesAsked(workload="shop/*", level="error")).lines:
+        print(line.timestamp, line.message)
+
+It answers as `Local` does, with the same values. Environment variables of proxies are ignored: a key goes to
+the named server and to no other one.
+"""
+
+import http.client
+import json
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+
+from pipeline.controller.training_status import Status
+from pipeline.errors import AnswerCancelled, BadInput, LeaseRefused, NotFound, SourceUnavailable
+from pipeline.service.questions import LinesAsked, PatternsAsked, UsageColumn
+from pipeline.service.values import (
+    AuditPage,
+    CanInfer,
+    DeadBatch,
+    DeadLetterPage,
+    HeardSender,
+    IncidentPage,
+    IncidentView,
+    LinePage,
+    MarksView,
+    ModelView,
+    OneIncident,
+    PatternPage,
+    RateTable,
+    SenderPage,
+    StackStatus,
+    UsageView,
+    WatchlistView,
+)
+
+PREFIX: Final = "/api/v1"
+TIMEOUT_S: Final = 70.0  # more than the server takes at most
+PAGE: Final = 1_000
+MAX_ANSWER: Final = 256 << 20  # bytes
+
+T = TypeVar("T")
+
+
+class Event(NamedTuple):
+    """Something has changed. `id`: to come back with. `changed`: its name, "begin" at first."""
+
+    id: str
+    changed: str
+
+
+class Client:
+    """One API. Every method raises BadInput for what the server refuses (NotFound for what it lacks),
+    and SourceUnavailable where it does not answer."""
+
+    def __init__(
+        self, url: str, key: str = "", *, timeout_s: float = TIMEOUT_S, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """`url`: http://host:4380 or https://host. Raises BadInput."""
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or parts.query:
+            raise BadInput(f"{url[:100]!r} is no address of an API; write it like http://127.0.0.1:4380")
+        if not key.isascii() or not key.isprintable():
+            raise BadInput("the key has characters that no key has; look for a line end or a quote")
+        self.url = url.rstrip("/")
+        self._host, self._port, self._path = parts.hostname, port, parts.path.rstrip("/")
+        self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
+        self._timeout_s = timeout_s
+        self._headers = {"Accept": "application/json", "User-Agent": "logweir-client"}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
+
+    def status(self) -> StackStatus:
+        """What runs, what waits, which models are live."""
+        return self._get("/status", StackStatus)
+
+    def lines(self, asked: LinesAsked) -> LinePage:
+        """Stored lines that match, the newest first; asks for as many pages as the limit needs."""
+        query = _query(
+            since=asked.since, until=asked.until, workload=asked.workload, level=asked.level, text=asked.text,
+            template=asked.template_id, anomalous=asked.anomalous, context=asked.context,
+        )  # fmt: skip
+        cursor, left = asked.cursor, asked.limit
+        page = self._get("/lines", LinePage, query | _query(limit=_size(left, asked), cursor=cursor))
+        found, left = list(page.lines), left - len(page.lines)
+        while page.next is not None and left > 0:
+            page = self._get("/lines", LinePage, query | _query(limit=min(left, PAGE), cursor=page.next))
+            found += page.lines
+            left -= len(page.lines)
+        return LinePage(lines=found, next=page.next, stored_in=page.stored_in, workloads=page.workloads)
+
+    def around(self, record_id: str, records: int, at: datetime | None = None) -> LinePage:
+        """A stored line with so many before and after it. `at`: its time, which spares a search."""
+        path = f"/lines/{quote(record_id, safe='')}/context"
+        return self._get(path, LinePage, _query(records=records, at=at))
+
+    def patterns(self, asked: PatternsAsked) -> PatternPage:
+        """What is logged how often; asks for as many pages as the limit needs."""
+        query = _query(
+            since=asked.since, until=asked.until, against=asked.against, workload=asked.workload,
+            template=asked.template_id, anomalous=asked.anomalous, order=asked.order, buckets=asked.buckets,
+        )  # fmt: skip
+        left = asked.limit
+        first = page = self._get(
+            "/patterns", PatternPage, query | _query(limit=min(left, PAGE), cursor=asked.cursor)
+        )
+        found = list(page.patterns)
+        while page.next is not None and len(found) < left:
+            more = _query(limit=min(left - len(found), PAGE), cursor=page.next)
+            page = self._get("/patterns", PatternPage, query | more)
+            found += page.patterns
+        return PatternPage(
+            patterns=found, since=first.since, until=first.until, before_since=first.before_since,
+            next=page.next,
+        )  # fmt: skip
+
+    def rates(
+        self, since: datetime, until: datetime, workload: str | None = None, buckets: int = 24
+    ) -> RateTable:
+        """Lines by workload and time."""
+        query = _query(since=since, until=until, workload=workload, buckets=buckets)
+        return self._get("/rates", RateTable, query)
+
+    def incidents(self, *, only_open: bool = False, since: datetime | None = None) -> IncidentPage:
+        """All incidents, the newest first."""
+        query = _query(open=only_open, since=since, limit=PAGE)
+        page = self._get("/incidents", IncidentPage, query)
+        found: list[IncidentView] = list(page.incidents)
+        while page.next is not None:
+            page = self._get("/incidents", IncidentPage, query | _query(cursor=page.next))
+            found += page.incidents
+        return IncidentPage(incidents=found, kept=page.kept, unseen=page.unseen)
+
+    def incident(self, name: str) -> OneIncident:
+        """One by its id, or the beginning of it."""
+        if not name:
+            raise BadInput("there is no incident ''; `logweir incidents` lists them")
+        return self._get(f"/incidents/{quote(name, safe='')}", OneIncident)
+
+    def models(self) -> list[ModelView]:
+        """Model versions and their states."""
+        return self._get("/models", list[ModelView])
+
+    def model(self, version: str | None = None) -> dict[str, Any]:
+        """The manifest and state of a version; None: of the live one."""
+        return self._get(f"/models/{quote(version or 'live', safe='')}", dict[str, Any])
+
+    def trainings(self) -> list[Status]:
+        """Trainings that wait, run or ran, the newest first."""
+        return self._get("/trainings", list[Status])
+
+    def watchlist(self) -> WatchlistView:
+        """Whose logs get models by themselves."""
+        return self._get("/watchlist", WatchlistView)
+
+    def marks(self) -> MarksView:
+        """What people said of patterns."""
+        return self._get("/marks", MarksView)
+
+    def dead_letters(self, limit: int | None = None) -> DeadLetterPage:
+        """Batches that could not be processed, the newest first; None: all."""
+        found: list[Any] = []
+        cursor: str | None = None
+        while True:
+            size = PAGE if limit is None else min(PAGE, limit - len(found))
+            page = self._get("/dead-letters", DeadLetterPage, _query(limit=size, cursor=cursor))
+            found += page.batches
+            cursor = page.next
+            if cursor is None or (limit is not None and len(found) >= limit):
+                return DeadLetterPage(batches=found, total=page.total, next=cursor)
+
+    def dead_batches(self, batch_ids: Sequence[str]) -> list[DeadBatch]:
+        """These with their records; "all": every one."""
+        names = batch_ids
+        if list(batch_ids) == ["all"]:
+            names = [letter.batch_id for letter in self.dead_letters().batches]
+        return [self._get(f"/dead-letters/{quote(name, safe='')}", DeadBatch) for name in names]
+
+    def senders(self) -> list[HeardSender]:
+        """Who sends to the intake, the one that was heard last first."""
+        page = self._get("/senders", SenderPage, _query(limit=PAGE))
+        found = list(page.senders)
+        while page.next is not None:
+            page = self._get("/senders", SenderPage, _query(limit=PAGE, cursor=page.next))
+            found += page.senders
+        return found
+
+    def gpus(self) -> dict[str, Any]:
+        """The GPU pool: devices, leases, waiting needs."""
+        return self._get("/gpu", dict[str, Any])
+
+    def gpu_leases(self) -> list[dict[str, Any]]:
+        """Leases that live; their tokens for a key with the scope `operate`."""
+        return self._get("/gpu/leases", list[dict[str, Any]])
+
+    def gpu_tenants(self) -> dict[str, Any]:
+        """Who may use the pool (`tenants`), and after how many seconds use counts half (`half_life_s`)."""
+        return self._get("/gpu/tenants", dict[str, Any])
+
+    def gpu_usage(self, by: UsageColumn, since: datetime | None, until: datetime | None) -> UsageView:
+        """Hours of ended leases."""
+        return self._get("/gpu/usage", UsageView, _query(by=by, since=since, until=until))
+
+    def can_infer(self) -> CanInfer:
+        """Whether unknown lines would be scored on a GPU now."""
+        return self.call("POST", "/gpu/can-infer", CanInfer)
+
+    def audit(self, limit: int = 100, cursor: str | None = None) -> AuditPage:
+        """Who changed what, the newest first."""
+        return self._get("/audit", AuditPage, _query(limit=limit, cursor=cursor))
+
+    def call(self, method: str, path: str, kind: type[T], body: Any = None) -> T:
+        """Any route below /api/v1, with a JSON body: `client.call("POST", "/marks", MarkView, {...})`."""
+        payload = None if body is None else msgspec.json.encode(body)
+        return self._decoded(self._answer(method, path, payload), kind)
+
+    def events(self, last_id: str = "") -> Iterator[Event]:
+        """What changes, for as long as the server sends. `last_id`: of the last event that was seen."""
+        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
+        connection, response = self._sent("GET", "/events", None, headers)
+        try:
+            self._check(response)
+            event_id = name = ""
+            for raw in response:
+                field, _, value = raw.decode("utf-8", "replace").rstrip("\r\n").partition(": ")
+                if field == "id":
+                    event_id = value
+                elif field == "event":
+                    name = value
+                elif not field and name:
+                    yield Event(event_id, name)
+                    name = ""
+        except (OSError, http.client.HTTPException) as exc:
+            raise self._away(exc) from exc
+        finally:
+            connection.close()
+
+    def _get(self, path: str, kind: type[T], query: Mapping[str, str] | None = None) -> T:
+        return self._decoded(
+            self._answer("GET", path + (f"?{urlencode(query)}" if query else ""), None), kind
+        )
+
+    def _decoded(self, answer: bytes, kind: type[T]) -> T:
+        try:
+            return msgspec.json.decode(answer, type=kind)
+        except msgspec.MsgspecError as exc:
+            raise SourceUnavailable(
+                f"{self.url} does not answer as this version expects ({exc}); see whether it is Logweir, and "
+                "which version"
+            ) from exc
+
+    def _answer(self, method: str, path: str, body: bytes | None) -> bytes:
+        connection, response = self._sent(method, path, body, {})
+        try:
+            self._check(response)
+            answer = response.read(MAX_ANSWER + 1)
+        except (OSError, http.client.HTTPException) as exc:
+            raise self._away(exc) from exc
+        finally:
+            connection.close()
+        if len(answer) > MAX_ANSWER:
+            raise BadInput(f"{self.url} answers with more than {MAX_ANSWER:,} bytes; ask for less")
+        return answer
+
+    def _sent(
+        self, method: str, path: str, body: bytes | None, more: Mapping[str, str]
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        connection = (
+            http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+            if self._tls is None
+            else http.client.HTTPSConnection(
+                self._host, self._port, timeout=self._timeout_s, context=self._tls
+            )
+        )
+        headers = self._headers | dict(more)
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        try:
+            connection.request(method, f"{self._path}{PREFIX}{path}", body, headers)
+            return connection, connection.getresponse()
+        except (OSError, http.client.HTTPException) as exc:
+            connection.close()
+            raise self._away(exc) from exc
+
+    def _check(self, response: http.client.HTTPResponse) -> None:
+        if response.status < 300:
+            return
+        try:
+            sentence = str(json.loads(response.read(65_536))["detail"])
+        except (ValueError, KeyError, TypeError):
+            sentence = f"{self.url} answers with {response.status}; see whether it is the API of Logweir"
+        match response.status:
+            case 404:
+                raise NotFound(sentence)
+            case 409:
+                raise LeaseRefused(sentence)
+            case 504:
+                raise AnswerCancelled(sentence)
+            case status if status >= 500:
+                raise SourceUnavailable(sentence)
+        raise BadInput(sentence)
+
+    def _away(self, exc: Exception) -> SourceUnavailable:
+        return SourceUnavailable(
+            f"{self.url} does not answer ({exc}); see whether the API runs, and where, with `logweir status`"
+        )
+
+
+def _size(left: int, asked: LinesAsked) -> int:
+    return left if asked.context else min(left, PAGE)
+
+
+def _query(**values: Any) -> dict[str, str]:
+    """Parameters of a URL, without those that are not given."""
+    found = {}
+    for name, value in values.items():
+        if value is None or value is False or value == "":
+            continue
+        if isinstance(value, datetime):
+            found[name] = value.isoformat()
+        else:
+            found[name] = "true" if value is True else str(value)
+    return found

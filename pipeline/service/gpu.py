@@ -1,0 +1,109 @@
+"""The GPU pool and its use, for people and for programs of other machines."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import redis
+
+from pipeline.errors import BadInput, LeaseRefused, NotFound
+from pipeline.gpu.policy.explain import device_views, why_it_waits
+from pipeline.gpu.pool import Pool
+from pipeline.gpu.values import Need, PoolLease, PoolRequest, scoring_need
+from pipeline.messages.routing import QUEUE_GPU, GpuView, route
+from pipeline.observe.presence import Presence
+from pipeline.service.audit import record_change
+from pipeline.service.questions import UsageColumn
+from pipeline.service.values import CanInfer, UsageView
+from pipeline.settings import Settings
+from pipeline.sinks.choose import usage_of
+from pipeline.sinks.usage import usage_sums
+
+MAX_LEASE_S = 7 * 86_400.0  # as `logweir gpu request` allows
+
+
+def read_usage(
+    settings: Settings, by: UsageColumn, since: datetime | None, until: datetime | None
+) -> UsageView:
+    """Hours of ended leases by a column, the largest first. Raises StoreUnavailable, BadPayload."""
+    table = usage_of(settings)
+    sums = usage_sums(table, by, since, until)
+    return UsageView(since=since, until=until, by=by, usage=sums.to_dicts(), stored_in=table.objects.url)
+
+
+def can_infer(client: "redis.Redis", settings: Settings) -> CanInfer:
+    """Where unknown lines would be scored at this moment. Raises RedisUnavailable."""
+    need = scoring_need(settings)
+    pool = Pool(client, settings)
+    workers = sum(QUEUE_GPU in worker.queues for worker in Presence(client, settings).live())
+    opened = pool.open_to_shared(need)
+    queue = route(GpuView(workers=workers, open_to_shared=opened))
+    if queue == QUEUE_GPU:
+        why = "a GPU takes scoring now"
+    elif not workers:
+        why = "no worker scores on a GPU, so the CPU does"
+    else:
+        snapshot = pool.snapshot()
+        request = PoolRequest(request_id="can-infer", holder="can-infer", need=need, ttl_ms=1)
+        why = why_it_waits(snapshot, request, device_views(snapshot))
+    return CanInfer(can_infer=queue == QUEUE_GPU, queue=queue, workers=workers, why=why)
+
+
+def request_lease(
+    client: "redis.Redis", settings: Settings, need: Need, *, holder: str, name: str, lasts_s: float, by: str
+) -> PoolLease:
+    """A lease at once, or LeaseRefused. It ends after `lasts_s` unless it is renewed, and is active from the
+    start: its processes are not known. Raises BadInput, RedisUnavailable."""
+    if not 0 < lasts_s <= MAX_LEASE_S:
+        raise BadInput(f"a lease of {lasts_s:g} s cannot be had; ask for at most {MAX_LEASE_S:,.0f} s")
+    pool = Pool(client, settings)
+    lease = pool.request(need, holder=holder, request_id=name, ttl_ms=int(lasts_s * 1000), timeout_s=0.0)
+    devices = {device.uuid: device.node for device in pool.snapshot().devices}
+    if not pool.activate(lease, pids=(), host=devices.get(lease.parts[0].uuid, "")):
+        raise LeaseRefused(f"lease {lease.lease_id} was taken away at once; ask again")
+    record_change(client, settings, by=by, action="gpu.request", target=lease.lease_id, holder=holder)
+    return lease
+
+
+def renew_lease(client: "redis.Redis", settings: Settings, lease_id: str, token: int) -> Mapping[str, Any]:
+    """Keeps a lease for its whole time from now on. Raises BadInput, LeaseRefused, RedisUnavailable."""
+    pool = Pool(client, settings)
+    lease = next((x for x in pool.snapshot().leases if x.lease_id == lease_id), None)
+    if lease is None or lease.token != token:
+        raise _unknown(lease_id, token, known=lease is not None)
+    renewed = pool.renew(lease)
+    if renewed.lost:
+        raise LeaseRefused(f"lease {lease_id} is lost: {renewed.lost}")
+    return {
+        "lease": lease_id,
+        "expires_ms": renewed.deadline_ms,
+        "yield_by_ms": renewed.yield_by_ms,
+        "yield_why": renewed.yield_why,
+    }
+
+
+def release_lease(client: "redis.Redis", settings: Settings, lease_id: str, token: int, *, by: str) -> None:
+    """Gives a lease back; its processes are off the devices. Raises BadInput, RedisUnavailable."""
+    pool = Pool(client, settings)
+    if not pool.release_by_id(lease_id, token):
+        raise _unknown(lease_id, token, known=any(x.lease_id == lease_id for x in pool.snapshot().leases))
+    record_change(client, settings, by=by, action="gpu.release", target=lease_id)
+
+
+def revoke_lease(client: "redis.Redis", settings: Settings, lease_id: str, why: str, *, by: str) -> None:
+    """Takes a lease away. Raises BadInput, RedisUnavailable."""
+    if not why.strip():
+        raise BadInput("--why is empty; say in a few words why, its holder is told")
+    if not Pool(client, settings).revoke(lease_id, why):
+        raise _unknown(lease_id, 0, known=False)
+    record_change(client, settings, by=by, action="gpu.revoke", target=lease_id, why=why)
+
+
+def _unknown(lease_id: str, token: int, *, known: bool) -> BadInput:
+    if known:
+        return BadInput(
+            f"--token {token} is not the token of lease {lease_id[:80]!r}; it was given with the lease"
+        )
+    return NotFound(
+        f"there is no lease {lease_id[:80]!r} (any more); `logweir gpu leases` shows those that live"
+    )

@@ -1,0 +1,147 @@
+"""The questions of a verb, answered from the Redis and the store of this machine's settings."""
+
+import functools
+from collections.abc import Sequence
+from contextlib import closing
+from datetime import datetime
+from typing import Any
+
+import redis
+
+from pipeline.controller.training_status import Status
+from pipeline.gpu.pool import Pool
+from pipeline.ledger.ledger import Ledger
+from pipeline.models.registry import Registry
+from pipeline.records.batch import utc_now
+from pipeline.redis.connection import connect
+from pipeline.service.audit import read_audit
+from pipeline.service.dead_letters import chosen_letters, read_dead_batch, read_dead_letters
+from pipeline.service.gpu import read_usage
+from pipeline.service.incidents import read_incident, read_incidents
+from pipeline.service.lines import around_line, stored_lines, stored_patterns, stored_rates
+from pipeline.service.marks import read_marks
+from pipeline.service.models import read_model, read_models
+from pipeline.service.pool_facts import lease_rows, pool_facts, tenant_rows
+from pipeline.service.questions import BUCKETS, LinesAsked, PatternsAsked, UsageColumn
+from pipeline.service.senders import read_senders
+from pipeline.service.status import read_status
+from pipeline.service.trainings import read_trainings
+from pipeline.service.values import (
+    AuditPage,
+    DeadBatch,
+    DeadLetterPage,
+    HeardSender,
+    IncidentPage,
+    LinePage,
+    MarksView,
+    ModelView,
+    OneIncident,
+    PatternPage,
+    RateTable,
+    StackStatus,
+    UsageView,
+    WatchlistView,
+)
+from pipeline.service.watchlist import read_watchlist
+from pipeline.settings import Settings
+from pipeline.sinks.answers.choose import answers_of
+
+
+class Local:
+    """`PipelineReader` by settings, which are those of a running pipeline or of stored results."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    @functools.cached_property
+    def client(self) -> "redis.Redis":
+        """Connects with the first command."""
+        return connect(self.settings)
+
+    def status(self) -> StackStatus:
+        """As the protocol says."""
+        return read_status(self.settings, self.client)
+
+    def lines(self, asked: LinesAsked) -> LinePage:
+        """As the protocol says."""
+        with closing(answers_of(self.settings)) as answers:
+            return stored_lines(answers, self.settings, asked)
+
+    def around(self, record_id: str, records: int, at: datetime | None = None) -> LinePage:
+        """As the protocol says."""
+        with closing(answers_of(self.settings)) as answers:
+            return around_line(answers, self.settings, record_id=record_id, at=at, records=records)
+
+    def patterns(self, asked: PatternsAsked) -> PatternPage:
+        """As the protocol says."""
+        with closing(answers_of(self.settings)) as answers:
+            return stored_patterns(answers, self.client, self.settings, asked)
+
+    def rates(
+        self, since: datetime, until: datetime, workload: str | None = None, buckets: int = BUCKETS
+    ) -> RateTable:
+        """As the protocol says."""
+        with closing(answers_of(self.settings)) as answers:
+            return stored_rates(answers, since=since, until=until, workload=workload, buckets=buckets)
+
+    def incidents(self, *, only_open: bool = False, since: datetime | None = None) -> IncidentPage:
+        """As the protocol says."""
+        return read_incidents(self.client, self.settings, utc_now(), only_open=only_open, since=since)
+
+    def incident(self, name: str) -> OneIncident:
+        """As the protocol says."""
+        return read_incident(self.client, self.settings, utc_now(), name)
+
+    def models(self) -> list[ModelView]:
+        """As the protocol says."""
+        return read_models(Registry(self.client, self.settings))
+
+    def model(self, version: str | None = None) -> dict[str, Any]:
+        """As the protocol says."""
+        return read_model(Registry(self.client, self.settings), version)
+
+    def trainings(self) -> list[Status]:
+        """As the protocol says."""
+        return read_trainings(self.client, self.settings)
+
+    def watchlist(self) -> WatchlistView:
+        """As the protocol says."""
+        return read_watchlist(self.client, self.settings)
+
+    def marks(self) -> MarksView:
+        """As the protocol says."""
+        return read_marks(self.client, self.settings)
+
+    def dead_letters(self, limit: int | None = None) -> DeadLetterPage:
+        """As the protocol says."""
+        return read_dead_letters(self.client, self.settings, limit=limit)
+
+    def dead_batches(self, batch_ids: Sequence[str]) -> list[DeadBatch]:
+        """As the protocol says."""
+        letters = chosen_letters(Ledger(self.client, self.settings), batch_ids)
+        return [read_dead_batch(self.client, self.settings, letter.batch_id) for letter in letters]
+
+    def senders(self) -> list[HeardSender]:
+        """As the protocol says."""
+        return list(read_senders(self.client, self.settings))
+
+    def gpus(self) -> dict[str, Any]:
+        """As the protocol says."""
+        return pool_facts(Pool(self.client, self.settings).snapshot())
+
+    def gpu_leases(self) -> list[dict[str, Any]]:
+        """As the protocol says."""
+        return lease_rows(Pool(self.client, self.settings).snapshot())
+
+    def gpu_tenants(self) -> dict[str, Any]:
+        """As the protocol says."""
+        snapshot = Pool(self.client, self.settings).snapshot()
+        return {"tenants": tenant_rows(snapshot), "half_life_s": snapshot.half_life_s}
+
+    def gpu_usage(self, by: UsageColumn, since: datetime | None, until: datetime | None) -> UsageView:
+        """As the protocol says."""
+        return read_usage(self.settings, by, since, until)
+
+    def audit(self, limit: int = 100, cursor: str | None = None) -> AuditPage:
+        """As the protocol says."""
+        return read_audit(self.client, self.settings, limit=limit, cursor=cursor)

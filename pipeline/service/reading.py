@@ -1,0 +1,94 @@
+"""Every question that a verb asks, of the pipeline on this machine or of one behind an API.
+
+`Local` and `Client` both answer it, with the same values: a test runs each verb with both and compares.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Protocol
+
+from pipeline.controller.training_status import Status
+from pipeline.service.questions import LinesAsked, PatternsAsked, UsageColumn
+from pipeline.service.values import (
+    AuditPage,
+    DeadBatch,
+    DeadLetterPage,
+    HeardSender,
+    IncidentPage,
+    LinePage,
+    MarksView,
+    ModelView,
+    OneIncident,
+    PatternPage,
+    RateTable,
+    StackStatus,
+    UsageView,
+    WatchlistView,
+)
+
+
+class PipelineReader(Protocol):
+    """The questions. They raise BadInput, and RedisUnavailable, SinkUnavailable or StoreUnavailable where
+    something does not answer."""
+
+    def status(self) -> StackStatus:
+        """What runs, what waits, which models are live."""
+
+    def lines(self, asked: LinesAsked) -> LinePage:
+        """Stored lines that match, the newest first."""
+
+    def around(self, record_id: str, records: int, at: datetime | None = None) -> LinePage:
+        """A stored line with so many before and after it. `at`: its time, which spares a search."""
+
+    def patterns(self, asked: PatternsAsked) -> PatternPage:
+        """What is logged how often."""
+
+    def rates(
+        self, since: datetime, until: datetime, workload: str | None = None, buckets: int = 24
+    ) -> RateTable:
+        """Lines by workload and time."""
+
+    def incidents(self, *, only_open: bool = False, since: datetime | None = None) -> IncidentPage:
+        """All incidents, the newest first."""
+
+    def incident(self, name: str) -> OneIncident:
+        """One by its id, or the beginning of it."""
+
+    def models(self) -> list[ModelView]:
+        """Model versions and their states."""
+
+    def model(self, version: str | None = None) -> dict[str, Any]:
+        """The manifest and state of a version; None: of the live one."""
+
+    def trainings(self) -> list[Status]:
+        """Trainings that wait, run or ran, the newest first."""
+
+    def watchlist(self) -> WatchlistView:
+        """Whose logs get models by themselves."""
+
+    def marks(self) -> MarksView:
+        """What people said of patterns."""
+
+    def dead_letters(self, limit: int | None = None) -> DeadLetterPage:
+        """Batches that could not be processed, the newest first; None: all."""
+
+    def dead_batches(self, batch_ids: Sequence[str]) -> list[DeadBatch]:
+        """These with their records; "all": every one."""
+
+    def senders(self) -> list[HeardSender]:
+        """Who sends to the intake, the one that was heard last first."""
+
+    def gpus(self) -> dict[str, Any]:
+        """The GPU pool: devices, leases, waiting needs."""
+
+    def gpu_leases(self) -> list[dict[str, Any]]:
+        """Leases that live."""
+
+    def gpu_tenants(self) -> dict[str, Any]:
+        """Who may use the pool (`tenants`), and after how many seconds use counts half (`half_life_s`)."""
+
+    def gpu_usage(self, by: UsageColumn, since: datetime | None, until: datetime | None) -> UsageView:
+        """Hours of ended leases."""
+
+    def audit(self, limit: int = 100, cursor: str | None = None) -> AuditPage:
+        """Who changed what, the newest first."""

@@ -1,0 +1,161 @@
+"""The facts of a running pipeline at one moment."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, Final
+
+import redis
+
+from pipeline.controller.tick import decisions
+from pipeline.controller.trainings import Trainings
+from pipeline.controller.watchlist import Watchlist
+from pipeline.errors import RedisUnavailable, StoreUnavailable
+from pipeline.gpu.leasing.pool_ledger import PoolLedger
+from pipeline.ledger.ledger import Ledger
+from pipeline.messages.routing import both, stage_queues
+from pipeline.models.registry import Registry
+from pipeline.observe.presence import Presence, WorkerView
+from pipeline.records.delivery import Stage
+from pipeline.redis.attach import running
+from pipeline.redis.connection import connect
+from pipeline.redis.keys import SHARED, Keys
+from pipeline.service.values import DrainShard, PoolCounts, ServingWorker, StackStatus, WorkloadLines
+from pipeline.settings import Settings
+from pipeline.settings.values import kept_results
+from pipeline.sinks.manifest import KEY, manifest
+from pipeline.store.choose import open_store
+
+_COUNTED: Final = [f.name for f in fields(WorkloadLines)][:-2]  # the counters of Backlog.totals
+
+
+def read_status(settings: Settings, client: "redis.Redis | None" = None) -> StackStatus:
+    """Raises RedisUnavailable."""
+    try:
+        return _read(connect(settings) if client is None else client, settings)
+    except redis.RedisError as exc:
+        raise RedisUnavailable(f"Redis does not answer ({exc}); start the stack with `logweir up`") from exc
+
+
+def _read(client: "redis.Redis", settings: Settings) -> StackStatus:
+    stack = running(settings.data.dir) or {}
+    urls: Mapping[str, Any] = stack if stack.get("redis_url") == settings.redis.url else {}
+    ledger, registry = Ledger(client, settings), Registry(client, settings)
+    counts, refusal = ledger.backlog.counts(), ledger.intake.full()
+    models, faults = registry.live(), registry.faults()
+    watched = Watchlist(client, settings).look()
+    decided = decisions(client, ledger.keys)
+    retrained = decisions(client, ledger.keys, "retrain")
+    presence = Presence(client, settings)
+    workers = _live_workers(presence)
+    live_versions = {model.version for model in models}
+    return StackStatus(
+        model=next((model for model in models if model.model == SHARED), None),
+        models=list(models),
+        model_faults={
+            version: {f.machine: f.reason for f in faults if f.version == version}
+            for version in dict.fromkeys(f.version for f in faults)
+            if version in live_versions
+        },
+        training=Trainings(client, settings).now(),
+        trainings_waiting=int(client.zcard(ledger.keys.training_queue)),
+        decisions=decided,
+        retrained={model: entry for model, entry in retrained.items() if model in decided},
+        versions_stored=_versions_stored(registry),
+        watchlist={"version": watched.version, "patterns": list(watched.patterns)},
+        batches=counts.get("batches", 0),
+        bytes=counts.get("bytes", 0),
+        stages={name.removeprefix("stage:"): n for name, n in counts.items() if name.startswith("stage:")},
+        dead={"batches": int(client.zcard(ledger.keys.dead)), "bytes": counts.get("dead_bytes", 0)},
+        closed=ledger.intake.paused_because(),
+        full=None if refusal is None else str(refusal),
+        warming_batches=ledger.backlog.warming(),
+        trouble=presence.trouble(),
+        watching=ledger.backlog.watching(),
+        drain_shards=_drain_shards(client, settings, workers),
+        gpus=_pool_counts(client, settings),
+        flower=urls.get("flower"),
+        metrics=urls.get("metrics"),
+        intake=urls.get("intake") or [],
+        api=urls.get("api"),
+        workers=workers,
+        workloads={
+            name: _workload_lines(total, watched=watched.covers(name))
+            for name, total in ledger.backlog.totals().items()
+        },
+        unwatched=settings.watch.unwatched,
+        results=_stored(settings),
+        results_keep=kept_results(settings.data.results_keep),
+    )
+
+
+def _stored(settings: Settings) -> dict[str, int] | None:
+    if "parquet" not in settings.data.sinks:
+        return None
+    try:  # without Polars: an installation that only sends has none
+        objects = open_store(settings.data.results_url)
+        return manifest(objects.get(KEY), objects.url).totals()
+    except StoreUnavailable:
+        return None
+
+
+def _live_workers(presence: Presence) -> list[ServingWorker]:
+    serving = presence.serving()
+    return [
+        ServingWorker(
+            name=worker.name,
+            role=worker.role,
+            pid=worker.pid,
+            queues=worker.queues,
+            beat_ms=worker.beat_ms,
+            progress=worker.progress,
+            serves=serving[worker.name].versions if worker.name in serving else {},
+        )
+        for worker in presence.live()
+    ]
+
+
+def _versions_stored(registry: Registry) -> int | None:
+    try:
+        return len(registry.versions())
+    except StoreUnavailable:
+        return None
+
+
+def _drain_shards(
+    client: "redis.Redis", settings: Settings, workers: Sequence[WorkerView]
+) -> list[DrainShard]:
+    keys = Keys(settings.redis.key_prefix)
+    served = {queue for worker in workers for queue in worker.queues}
+    return [
+        DrainShard(
+            queue=queue,
+            messages=sum(int(client.llen(keys.kombu(name))) for name in both(queue)),
+            served=queue in served,
+        )
+        for queue in stage_queues(Stage.DRAIN, settings.drain.shards)
+    ]
+
+
+def _pool_counts(client: "redis.Redis", settings: Settings) -> PoolCounts:
+    pool = PoolLedger(client, settings).snapshot()
+    return PoolCounts(
+        devices=len(pool.devices),
+        usable=sum(device.usable for device in pool.devices),
+        leases=len(pool.leases),
+        waiting=len(pool.waiting),
+        trouble=[f"{device.name} of {device.node}: {device.why}" for device in pool.devices if device.why],
+    )
+
+
+def in_flight(total: Mapping[str, int]) -> int:
+    """Accepted lines of a workload that are neither stored nor given up."""
+    settled = sum(total.get(name, 0) for name in ("stored", "dead", "discarded", "skipped"))
+    return total.get("accepted", 0) - settled
+
+
+def _workload_lines(total: Mapping[str, int], *, watched: bool) -> WorkloadLines:
+    return WorkloadLines(
+        **{name: total.get(name, 0) for name in _COUNTED},
+        in_flight=in_flight(total),
+        watched=watched,
+    )
