@@ -5,12 +5,14 @@ import argparse
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from pipeline import errors
 from pipeline.cli import parser
 from pipeline.commands.format_examples import EXAMPLES
 from pipeline.observe.counters import METERS, Meter
 from pipeline.sources.formats import NAMES
+from pipeline.workers.api.app import specified_app
 from pipeline.workers.gauges import SHOWN
 
 WIDTH = 100
@@ -25,6 +27,7 @@ def write(folder: Path) -> None:
         ("metrics.md", metrics()),
         ("errors.md", exceptions()),
         ("formats.md", log_formats()),
+        ("routes.md", routes()),
     ):
         path = folder / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
@@ -60,6 +63,35 @@ def help_of(one: argparse.ArgumentParser) -> str:
 
 def fenced(text: str) -> str:
     return f"```text\n{text}\n```"
+
+
+def routes() -> str:
+    """Every route of the API with its parameters, from the specification."""
+    found = specified_app().openapi()
+    parts = ["# Routes of the API", "Made from the [specification](../rest.md). Each is answered with JSON."]
+    for path, methods in sorted(found["paths"].items()):
+        for method, operation in sorted(methods.items()):
+            parts += [f"## `{method.upper()} {path}`", escaped(operation.get("description", ""))]
+            rows = [_parameter(one) for one in operation.get("parameters", ())]
+            body = operation.get("requestBody")
+            if body is not None:
+                name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+                schema = found["components"]["schemas"][name]
+                wanted = schema.get("required", ())
+                rows += [_field(field, one, field in wanted) for field, one in schema["properties"].items()]
+            if rows:
+                parts.append("\n".join(["| name | where | what |", "|---|---|---|", *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _parameter(one: dict[str, Any]) -> str:
+    return f"| `{one['name']}` | {one['in']} | {escaped(one.get('description', ''))} |"
+
+
+def _field(name: str, one: dict[str, Any], wanted: bool) -> str:
+    kind = one.get("type") or "/".join(part.get("type", "") for part in one.get("anyOf", ()))
+    choice = ", ".join(f"`{value}`" for value in one.get("enum", ()))
+    return f"| `{name}` | body | {choice or kind}{'' if wanted else ', may be left out'} |"
 
 
 def log_formats() -> str:

@@ -44,6 +44,7 @@ PROFILES = {
     "kafka": ["kafka"],
     "flower": ["flower"],
     "intake": ["intake"],
+    "api": ["api"],
 }
 
 
@@ -51,13 +52,16 @@ def test_every_setting_reaches_every_service_and_a_user_has_the_last_word() -> N
     names = {ITEMS[name].variable for name in PUBLIC}
     said = {variable: f"of {variable}" for variable in names} | {"REDIS_PASSWORD": "secret"}
     found = compose.services(
-        [ROOT / "docker-compose.yml"], said, profiles=["gpu", "opensearch", "kafka", "flower", "intake"]
+        [ROOT / "docker-compose.yml"],
+        said,
+        profiles=["gpu", "opensearch", "kafka", "flower", "intake", "api"],
     )
     # A port of a container is open to the others of its network; which one it is, Compose publishes.
     open_to = {
         "metrics": {"LOGWEIR_METRICS_ADDRESS"},
         "flower": {"LOGWEIR_FLOWER_ADDRESS"},
         "intake": {"LOGWEIR_INTAKE"},
+        "api": {"LOGWEIR_API"},
     }
     for name in found.keys() - {"redis"}:
         environment = found[name].environment

@@ -42,6 +42,8 @@ HOMES = {
     "confluent_kafka": {"sources/kafka/client"},
     "obstore": {"store/bucket"},
     "duckdb": {"sinks/answers/engine"},
+    "fastapi": {"workers/api"},
+    "pydantic": {"workers/api"},
     "celery": {"messages", "tasks", "workers"},
     "kombu": {"messages", "tasks", "workers"},
     "opentelemetry": {"sources/protocols", "workers/intake"},
@@ -146,6 +148,7 @@ def test_heavy_packages_stay_in_their_homes(path: Path) -> None:
             "pipeline.workers.loops, pipeline.workers.agent, pipeline.workers.metrics",
             ("polars", "numpy", "drain3", "duckdb", "torch"),
         ),
+        ("pipeline.workers.api.server", ("torch", "transformers", "pipeline.tasks", "pipeline.training")),
         ("pipeline.service.client", (*HEAVY, "celery", "structlog", "rich")),
         # The process that receives imports all decoders, and nothing that a worker needs.
         (

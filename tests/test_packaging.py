@@ -198,13 +198,22 @@ def test_a_base_install_is_small_sends_and_says_what_is_missing(
     files = [path for path in (tmp_path / "base").rglob("*") if path.is_file() and not path.is_symlink()]
     assert sum(path.stat().st_size for path in files) < MOST_MIB * 2**20
     assert "VERB" in done(into / "logweir", "--help", cwd=tmp_path)
-    face = "from pipeline import Need, Pool, Producer, Settings; print(Producer.__module__)"
+    face = "from pipeline import Client, Need, Pool, Producer, Settings; print(Producer.__module__)"
     assert done(into / "python", "-c", face, cwd=tmp_path) == "pipeline.producer\n"
     env = {**os.environ, **settings.to_environ()}
     said = done(into / "python", "-c", SENDS, cwd=tmp_path, env=env)
     assert said.count("Accepted(batch_id=") == 2, said
     ledger = Ledger(connect(settings), settings)
     assert [framed(ledger.payload(name))[0]["lines"].to_list() for name in "31"] == [[3], [1]]
+    # Through an API nothing more is needed; here none answers.
+    for remote in ("status", "results", "patterns", "incidents", "models list", "train --list", "watch list",
+                   "mark --list", "dead list", "senders", "gpu top", "gpu usage --csv"):  # fmt: skip
+        answer = subprocess.run(
+            [into / "logweir", "--url", "http://127.0.0.1:9", *remote.split()],
+            cwd=tmp_path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert answer.returncode == 1, answer
+        assert answer.stderr.startswith("logweir: http://127.0.0.1:9 does not answer ("), answer
     for verb in (["run", "app.log"], ["up"], ["send", "app.log"], ["status"]):
         answer = subprocess.run(
             [into / "logweir", *verb], cwd=tmp_path, capture_output=True, text=True, check=False

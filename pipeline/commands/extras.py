@@ -42,6 +42,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
         "uvicorn",
         "zstandard",
     ),
+    "api": ("fastapi", "httptools", "uvicorn"),
     "gpu": ("pynvml",),
     "opensearch": ("opensearchpy",),
     "kafka": ("confluent_kafka",),

@@ -17,6 +17,7 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.logs import set_up
 from pipeline.redis.connection import connect
 from pipeline.service.keys import SEND, SenderKeys
+from pipeline.service.own_key import own_key_file
 from pipeline.settings import Settings
 from pipeline.settings.listeners import DEFAULT, Listener
 from pipeline.settings.values import masked_url
@@ -38,8 +39,15 @@ def main(args: argparse.Namespace) -> int:
     missing = missing_for("intake") if wanted else []
     if missing:
         remark(console, f"the intake stays off: it needs {listed(missing)}; pip install 'logweir[intake]'")
+    no_api = missing_for("api") if settings.stack.api else []
+    if no_api:
+        remark(console, f"the API stays off: it needs {listed(no_api)}; pip install 'logweir[api]'")
     with Stack(
-        settings, flower=settings.stack.flower, metrics=settings.stack.metrics, intake=not missing
+        settings,
+        flower=settings.stack.flower,
+        metrics=settings.stack.metrics,
+        intake=not missing,
+        api=not no_api,
     ) as stack:
         while True:
             try:
@@ -56,6 +64,7 @@ def main(args: argparse.Namespace) -> int:
             "flower": stack.flower_url,
             "metrics": stack.metrics_url,
             "intake": stack.intake.urls,
+            "api": stack.api_url,
             "closed": closed,
         }
         if args.json:
@@ -69,6 +78,13 @@ def main(args: argparse.Namespace) -> int:
             console.print(f"  send lines:  logweir send FILE{where}", markup=False, soft_wrap=True)
             _show_intake(console, stack, wanted, where)
             console.print(f"  look at it:  logweir status{where}", markup=False, soft_wrap=True)
+            if stack.api_url is not None:
+                key = display(own_key_file(stack.settings.data.dir))
+                console.print(
+                    f"  ask it:      logweir --url {stack.api_url} --key @{key} status",
+                    markup=False,
+                    soft_wrap=True,
+                )
             if stack.flower_url is not None:
                 console.print(f"  watch it:    {stack.flower_url}", markup=False, soft_wrap=True)
             if stack.metrics_url is not None:

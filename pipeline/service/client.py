@@ -83,7 +83,7 @@ class Client:
             self._headers["Authorization"] = f"Bearer {key}"
 
     def status(self) -> StackStatus:
-        """What runs, what waits, which models are live."""
+        """The workers, the waiting batches and the live models."""
         return self._get("/status", StackStatus)
 
     def lines(self, asked: LinesAsked) -> LinePage:
@@ -107,7 +107,7 @@ class Client:
         return self._get(path, LinePage, _query(records=records, at=at))
 
     def patterns(self, asked: PatternsAsked) -> PatternPage:
-        """What is logged how often; asks for as many pages as the limit needs."""
+        """The frequency of patterns; asks for as many pages as the limit needs."""
         query = _query(
             since=asked.since, until=asked.until, against=asked.against, workload=asked.workload,
             template=asked.template_id, anomalous=asked.anomalous, order=asked.order, buckets=asked.buckets,
@@ -166,7 +166,7 @@ class Client:
         return self._get("/watchlist", WatchlistView)
 
     def marks(self) -> MarksView:
-        """What people said of patterns."""
+        """The labels that people gave to patterns."""
         return self._get("/marks", MarksView)
 
     def dead_letters(self, limit: int | None = None) -> DeadLetterPage:
@@ -227,7 +227,7 @@ class Client:
         return self._decoded(self._answer(method, path, payload), kind)
 
     def events(self, last_id: str = "") -> Iterator[Event]:
-        """What changes, for as long as the server sends. `last_id`: of the last event that was seen."""
+        """Changes, for as long as the server sends. `last_id`: of the last event that was seen."""
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
         connection, response = self._sent("GET", "/events", None, headers)
         try:
@@ -243,7 +243,7 @@ class Client:
                     yield Event(event_id, name)
                     name = ""
         except (OSError, http.client.HTTPException) as exc:
-            raise self._away(exc) from exc
+            raise self._no_answer(exc) from exc
         finally:
             connection.close()
 
@@ -267,7 +267,7 @@ class Client:
             self._check(response)
             answer = response.read(MAX_ANSWER + 1)
         except (OSError, http.client.HTTPException) as exc:
-            raise self._away(exc) from exc
+            raise self._no_answer(exc) from exc
         finally:
             connection.close()
         if len(answer) > MAX_ANSWER:
@@ -292,7 +292,7 @@ class Client:
             return connection, connection.getresponse()
         except (OSError, http.client.HTTPException) as exc:
             connection.close()
-            raise self._away(exc) from exc
+            raise self._no_answer(exc) from exc
 
     def _check(self, response: http.client.HTTPResponse) -> None:
         if response.status < 300:
@@ -312,7 +312,7 @@ class Client:
                 raise SourceUnavailable(sentence)
         raise BadInput(sentence)
 
-    def _away(self, exc: Exception) -> SourceUnavailable:
+    def _no_answer(self, exc: Exception) -> SourceUnavailable:
         return SourceUnavailable(
             f"{self.url} does not answer ({exc}); see whether the API runs, and where, with `logweir status`"
         )

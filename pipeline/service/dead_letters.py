@@ -82,7 +82,7 @@ def change_dead_letters(
 def chosen_letters(ledger: Ledger, batch_ids: Sequence[str]) -> list[DeadLetter]:
     """The dead letters of these ids, or those of this moment for "all". Raises BadInput."""
     if list(batch_ids) == ["all"]:
-        # Those of this moment, so that a retried batch that dies again is not taken twice.
+        # The letters of this moment, so that a retried batch that dies again is not taken twice.
         return ledger.dead_letters.newest(limit=max(1, int(ledger.client.zcard(ledger.keys.dead))))
     found = {batch_id: ledger.dead_letters.find(batch_id) for batch_id in batch_ids}
     unknown = [batch_id for batch_id, letter in found.items() if letter is None]

@@ -104,7 +104,7 @@ def mark_view(mark: Mark, *, now: datetime | None = None) -> MarkView:
 
 
 def bare_target(target: Target, workload: str) -> dict[str, int | str | None]:
-    """What a mark is about, for programs."""
+    """The target of a mark, for programs."""
     number = {kind: target.number if target.kind is kind else None for kind in Kind}
     return {
         "pattern_id": number[Kind.PATTERN],

@@ -32,7 +32,7 @@ class PipelineReader(Protocol):
     something does not answer."""
 
     def status(self) -> StackStatus:
-        """What runs, what waits, which models are live."""
+        """The workers, the waiting batches and the live models."""
 
     def lines(self, asked: LinesAsked) -> LinePage:
         """Stored lines that match, the newest first."""
@@ -41,7 +41,7 @@ class PipelineReader(Protocol):
         """A stored line with so many before and after it. `at`: its time, which spares a search."""
 
     def patterns(self, asked: PatternsAsked) -> PatternPage:
-        """What is logged how often."""
+        """The frequency of patterns."""
 
     def rates(
         self, since: datetime, until: datetime, workload: str | None = None, buckets: int = 24
@@ -67,7 +67,7 @@ class PipelineReader(Protocol):
         """Whose logs get models by themselves."""
 
     def marks(self) -> MarksView:
-        """What people said of patterns."""
+        """The labels that people gave to patterns."""
 
     def dead_letters(self, limit: int | None = None) -> DeadLetterPage:
         """Batches that could not be processed, the newest first; None: all."""

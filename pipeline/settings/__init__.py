@@ -233,6 +233,7 @@ class StackSettings(Group, frozen=True):
         int, says("readers of archives (`logweir backfill`) of the embedded stack", 0, 64)
     ] = 1
     step_s: Annotated[float, says("a longer step ends its process and is retried", 1, 3_600)] = 120.0
+    api: Annotated[str, says("where `logweir up` is asked over HTTP; empty: nowhere")] = listeners.API_DEFAULT
     metrics: Annotated[bool, says("serve Prometheus metrics with `logweir up`")] = True
     metrics_address: Annotated[str, says("where the metrics are served")] = "127.0.0.1"
     metrics_port: Annotated[int, says("port of the metrics; if taken, one of the next", 1, 65535)] = 9464
@@ -246,6 +247,8 @@ class StackSettings(Group, frozen=True):
         for name in ("metrics_address", "flower_address"):
             if not getattr(self, name).strip():
                 raise ValueError(f"{name} is empty; give a host or an address such as 127.0.0.1")
+        if self.api:
+            listeners.Listener.parse(self.api, setting="api")
 
 
 _TRAIN: Final = {

@@ -21,6 +21,7 @@ FILES: Final = (*sorted(CERTIFICATES), "secret")
 # Protocols whose senders show a key of `logweir keys` with each request.
 KEYED: Final = frozenset({"http", "https", "grpc", "grpcs"})
 DEFAULT: Final = "http://127.0.0.1:4318"
+API_DEFAULT: Final = "http://127.0.0.1:4380"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,28 +40,30 @@ class Listener:
     secret: Path | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Self:
-        """Raises ValueError in one sentence."""
+    def parse(cls, text: str, *, setting: str = "intake") -> Self:
+        """`setting`: the name in sentences. Raises ValueError in one sentence."""
         url = urlsplit(text)
         if url.scheme not in PORTS:
-            raise ValueError(f"intake {text!r} has an unknown scheme; use one of {', '.join(PORTS)}")
+            raise ValueError(f"{setting} {text!r} has an unknown scheme; use one of {', '.join(PORTS)}")
         try:
             port = PORTS[url.scheme] if url.port is None else url.port
             query = dict(parse_qsl(url.query, strict_parsing=bool(url.query)))
         except ValueError:
-            raise ValueError(f"intake {text!r} is no address; write it like {DEFAULT}") from None
+            raise ValueError(f"{setting} {text!r} is no address; write it like {DEFAULT}") from None
         files = {name: Path(query.pop(name)) for name in FILES if name in query}
         if not url.hostname or url.path.strip("/") or query or url.username is not None:
-            raise ValueError(f"intake {text!r} is no address of a listener; write it like {DEFAULT}")
+            raise ValueError(f"{setting} {text!r} is no address of a listener; write it like {DEFAULT}")
+        if setting == "api" and url.scheme not in ("http", "https"):
+            raise ValueError(f"api {text!r} is not http or https; write it like {API_DEFAULT}")
         encrypted = url.scheme in ENCRYPTED
         if encrypted != ({"cert", "key"} <= files.keys()) or (files.keys() & CERTIFICATES and not encrypted):
             wanted = "needs ?cert=FILE&key=FILE" if encrypted else "takes no certificate"
-            raise ValueError(f"intake {text!r}: {url.scheme} {wanted}")
+            raise ValueError(f"{setting} {text!r}: {url.scheme} {wanted}")
         if "secret" in files and not url.scheme.startswith("forward"):
-            raise ValueError(f"intake {text!r}: {url.scheme} has no shared secret; that is of forward")
+            raise ValueError(f"{setting} {text!r}: {url.scheme} has no shared secret; that is of forward")
         if "ca" in files and url.scheme == "https":
             raise ValueError(
-                f"intake {text!r}: https asks for no certificate of clients; make a key for each"
+                f"{setting} {text!r}: https asks for no certificate of clients; make a key for each"
             )
         return cls(scheme=url.scheme, host=url.hostname, port=port, **files)
 

@@ -68,9 +68,13 @@ def listen(name: str, address: str, first: int) -> socket.socket:
         ) from exc
 
 
-def listener_socket(listener: Listener, *, share: bool = False, tries: int = 1) -> socket.socket | None:
+def listener_socket(
+    listener: Listener, *, share: bool = False, tries: int = 1, name: str = "intake"
+) -> socket.socket | None:
     """The socket of a listener; None for gRPC, which opens its own. `share`: with other processes of this
-    pipeline that say so too. `tries`: how many ports from the wanted one on. Raises BadInput."""
+    pipeline that say so too. `tries`: how many ports from the wanted one on. `name`: of its setting.
+
+    Raises BadInput."""
     if listener.scheme.startswith("grpc"):
         return None
     try:
@@ -79,8 +83,8 @@ def listener_socket(listener: Listener, *, share: bool = False, tries: int = 1) 
         return _socket_at(listener.host, listener.port, tries=tries, backlog=1_024, share=share)
     except OSError as exc:
         raise BadInput(
-            f"the intake cannot listen at {listener} ({exc.strerror or exc}); free that port, or set intake "
-            "to another address"
+            f"the {'API' if name == 'api' else name} cannot listen at {listener} ({exc.strerror or exc}); free "
+            f"that port, or set {name} to another address"
         ) from exc
 
 

@@ -92,7 +92,11 @@ def outlive(data_dir: Path) -> None:
     """After a supervisor that was killed: its children end by themselves, and only then ours may start."""
     try:
         state = json.loads(state_file(data_dir).read_text(encoding="utf-8"))
-        others = (pid for name in ("redis", "flower_pids", "metrics_pids") for pid in state.get(name, []))
+        others = (
+            pid
+            for name in ("redis", "flower_pids", "metrics_pids", "api_pids")
+            for pid in state.get(name, [])
+        )
         old = {int(pid) for pid in (*state["workers"].values(), *others)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return

@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
@@ -32,8 +33,10 @@ from pipeline.redis.check import check_redis
 from pipeline.redis.connection import connect
 from pipeline.redis.leases import Leases
 from pipeline.redis.shards import of_shard
+from pipeline.service.own_key import make_own_key
 from pipeline.settings import Settings
 from pipeline.settings.kafka import kafka_packages, with_absolute_files
+from pipeline.settings.listeners import API_DEFAULT, Listener
 from pipeline.sources.protocols.rules import read_rules
 from pipeline.watching.sessions import keys as session_keys
 from pipeline.workers import flower as flower_process
@@ -66,7 +69,13 @@ class Stack:
     thread."""
 
     def __init__(
-        self, settings: Settings, *, flower: bool = False, metrics: bool = False, intake: bool = False
+        self,
+        settings: Settings,
+        *,
+        flower: bool = False,
+        metrics: bool = False,
+        intake: bool = False,
+        api: bool = False,
     ) -> None:
         # Absolute, because the workers run in the data directory.
         self.settings = settings.replace(
@@ -90,6 +99,7 @@ class Stack:
         self._with_metrics = metrics
         self._with_intake = intake and bool(settings.intake.listeners)
         self.intake = IntakeSockets()
+        self._with_api = api and bool(settings.stack.api)
         self._lock: IO[str] | None = None
         self._redis_restarts = Restarts()
 
@@ -114,6 +124,8 @@ class Stack:
             if self._with_intake:
                 listeners = self.intake.open(self.settings.intake.listeners)
                 self.settings = self.settings.replace(intake=listeners)
+            if self._with_api:
+                self._open_api()
             outlive(self.settings.data.dir)
             self._start_redis()
             with_gpu = self.settings.gpu.agent and has_devices()
@@ -173,6 +185,17 @@ class Stack:
             # Every worker of an earlier Redis here was a child of the process whose lock we hold now.
             Leases(connect(self.settings), self.settings).clear_quarantine()
 
+    def _open_api(self) -> None:
+        """Its socket, with the port that was found, and the key of this machine's user."""
+        wanted = Listener.parse(self.settings.stack.api, setting="api")
+        tries = sockets.TRIES if self.settings.stack.api == API_DEFAULT else 1
+        opened = sockets.listener_socket(wanted, tries=tries, name="api")
+        assert opened is not None  # noqa: S101 - only gRPC opens its own
+        found = replace(wanted, port=opened.getsockname()[1]).absolute()
+        self.settings = self.settings.replace(api=str(found))
+        make_own_key(self.settings.data.dir)
+        self.sidecars.add("api", opened)
+
     def _spawn(self, role: str, name: str, deaths: Rule) -> Child[Rule]:
         module, args = MODULES.get(role, ("cpu", [role, name]))
         logs = self.settings.data.dir / "logs"
@@ -213,6 +236,13 @@ class Stack:
     def flower_url(self) -> str | None:
         """Where Flower is looked at; None when it is off or was given up."""
         return self.sidecars.url("flower")
+
+    @property
+    def api_url(self) -> str | None:
+        """Where the pipeline is asked; None when the API is off or was given up."""
+        if self.sidecars.url("api") is None:
+            return None
+        return Listener.parse(self.settings.stack.api, setting="api").address
 
     @property
     def metrics_url(self) -> str | None:
@@ -358,6 +388,8 @@ class Stack:
             "metrics": self.metrics_url,
             "metrics_pids": self.sidecars.pids("metrics"),
             "intake": self.intake.urls,
+            "api": self.api_url,
+            "api_pids": self.sidecars.pids("api"),
         }
         write_state(self.settings.data.dir, state)
 

@@ -1,0 +1,298 @@
+"""Routes that change something. Each change goes to the audit log under the name of the key."""
+
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from pipeline.controller.training_status import Status
+from pipeline.controller.trainings import Trainings
+from pipeline.errors import BadInput, NotFound
+from pipeline.gpu.values import LeaseMode, Need
+from pipeline.marks.marks import Target
+from pipeline.models.registry import Registry
+from pipeline.records.batch import utc_now
+from pipeline.redis.keys import SHARED
+from pipeline.service.audit import record_change
+from pipeline.service.dead_letters import change_dead_letters
+from pipeline.service.gpu import release_lease, renew_lease, request_lease
+from pipeline.service.keys import ADMIN, MARK, OPERATE, SenderKeys
+from pipeline.service.mark_target import Finder
+from pipeline.service.marks import mark_view, put_mark, revoke_marks
+from pipeline.service.models import chosen_version, promote_model, roll_back_model
+from pipeline.service.questions import asked_moment
+from pipeline.service.trainings import TrainingAsked, cancel_training, request_training
+from pipeline.service.values import BatchesChanged, MarkView, Moved, NewKey, WatchlistChange
+from pipeline.service.watchlist import change_watchlist
+from pipeline.units import span
+from pipeline.workers.api.access import Asker, needs
+from pipeline.workers.api.answering import answers_with, as_json
+from pipeline.workers.api.asking import api_of
+
+router: Final = APIRouter(tags=["changes"])
+Marking = Annotated[Asker, Depends(needs(MARK))]
+Operating = Annotated[Asker, Depends(needs(OPERATE))]
+Ruling = Annotated[Asker, Depends(needs(ADMIN))]
+Name = Annotated[str, Path(max_length=300)]
+Why = Annotated[str, Field(max_length=500)]
+Text = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class Body(BaseModel):
+    """A body refuses fields that it does not know."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class MarkBody(Body):
+    """`pattern`: a pattern id, T17, or the text of a line or template. `lasts`: 15m, 1h, 7d."""
+
+    pattern: Annotated[str, Field(min_length=1, max_length=65_536)]
+    state: Literal["normal", "anomalous"]
+    workload: Annotated[str, Field(max_length=200)] = ""
+    lasts: Annotated[str, Field(max_length=12)] | None = None
+    why: Why = ""
+
+
+class ReasonBody(Body):
+    """Why it is done, for the audit log and the version."""
+
+    reason: Why = ""
+
+
+class RollbackBody(ReasonBody):
+    """`model`: a workload with a model of its own, or the shared one."""
+
+    model: Text = SHARED
+
+
+class TrainingBody(Body):
+    """`since` and `until`: spans or times, as for lines."""
+
+    workloads: Annotated[list[Text], Field(max_length=100)] = []
+    since: Annotated[str, Field(max_length=40)] | None = None
+    until: Annotated[str, Field(max_length=40)] | None = None
+    exclude: Annotated[list[Text], Field(max_length=100)] = []
+
+
+class WatchlistBody(Body):
+    """Patterns such as prod/shop/*."""
+
+    add: Annotated[list[Text], Field(max_length=1_000)] = []
+    remove: Annotated[list[Text], Field(max_length=1_000)] = []
+
+
+class KeyBody(Body):
+    """`only`: patterns of the workloads that it sends for or sees. `lasts`: 12h, 90d."""
+
+    name: Annotated[str, Field(min_length=1, max_length=60)]
+    scopes: Annotated[
+        list[Literal["send", "read", "mark", "operate", "admin"]], Field(min_length=1, max_length=5)
+    ]
+    workload: Annotated[str, Field(max_length=200)] = ""
+    only: Annotated[list[Text], Field(max_length=100)] = []
+    lasts: Annotated[str, Field(max_length=12)] | None = None
+
+
+class LeaseBody(Body):
+    """A need of `logweir gpu request`. The lease ends after `lasts_s` unless it is renewed."""
+
+    holder: Text
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+    tenant: Annotated[str, Field(min_length=1, max_length=60)] = "logweir"
+    mode: LeaseMode = LeaseMode.SHARED
+    memory_mib: Annotated[int, Field(ge=0, le=1_048_576)] = 0
+    compute_percent: Annotated[int, Field(ge=0, le=100)] = 0
+    devices: Annotated[int, Field(ge=1, le=1_024)] = 1
+    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    preemptible: bool = False
+    node: Annotated[str, Field(max_length=200)] = ""
+    device: Annotated[str, Field(max_length=200)] = ""
+    lasts_s: Annotated[float, Field(gt=0, le=604_800)] = 3_600.0
+
+
+class TokenBody(Body):
+    """The first token of a lease."""
+
+    token: Annotated[int, Field(ge=0, le=2**53)]
+
+
+@router.post("/marks", responses=answers_with(MarkView, "The mark.", status=201), status_code=201)
+async def post_mark(request: Request, asker: Marking, body: MarkBody) -> Response:
+    """Says that lines are normal or anomalous, whatever a model says."""
+    api = api_of(request)
+
+    def act() -> MarkView:
+        new = put_mark(
+            api.client, api.settings, Finder(api.client, api.settings).find(body.pattern), body.state,
+            workload=body.workload, lasts=body.lasts, by=asker.name, why=body.why,
+        )  # fmt: skip
+        return mark_view(new.mark)
+
+    return as_json(request, await api.facts(act), status=201)
+
+
+@router.delete("/marks/{target}", responses=answers_with(list[MarkView], "The marks that were revoked."))
+async def delete_mark(
+    request: Request,
+    asker: Marking,
+    target: Annotated[str, Path(pattern=r"^([Tt]-?)?[0-9]{1,20}$", description="A pattern id, or T17.")],
+    workload: Annotated[str | None, Query(max_length=200, description="Only in this one.")] = None,
+) -> Response:
+    """Takes the marks of a pattern or template back: the model's answer counts again."""
+    api = api_of(request)
+
+    def act() -> list[MarkView]:
+        numbered = Target.template if target[0] in "Tt" else Target.pattern
+        wanted = [numbered(int(target.lstrip("Tt")))]
+        revoked = revoke_marks(api.client, api.settings, (wanted, ""), workload, by=asker.name)
+        if not revoked:
+            raise NotFound(f"there is no mark of {target}; /api/v1/marks lists what is marked")
+        return [mark_view(mark) for _, _, mark in revoked if mark is not None]
+
+    return as_json(request, await api.facts(act))
+
+
+@router.post("/models/{version}/promote", responses=answers_with(Moved, "The live version now."))
+async def post_promote(request: Request, asker: Operating, version: Name, body: ReasonBody) -> Response:
+    """Makes a version the live one."""
+    api = api_of(request)
+
+    def act() -> Moved:
+        chosen_version(Registry(api.client, api.settings), version)
+        return promote_model(api.client, api.settings, version, by=asker.name, reason=body.reason)
+
+    return as_json(request, await api.facts(act))
+
+
+@router.post("/models/rollback", responses=answers_with(Moved, "The live version now."))
+async def post_rollback(request: Request, asker: Operating, body: RollbackBody) -> Response:
+    """Makes the version before the live one live again."""
+    api = api_of(request)
+    moved = await api.facts(
+        roll_back_model, api.client, api.settings, model=body.model, by=asker.name, reason=body.reason
+    )
+    return as_json(request, moved)
+
+
+@router.post("/trainings", responses=answers_with(Status, "The training.", status=202), status_code=202)
+async def post_training(request: Request, asker: Operating, body: TrainingBody) -> Response:
+    """Asks for a training; an equal one that waits is the same."""
+    api, now = api_of(request), utc_now()
+    asked = TrainingAsked(
+        workloads=body.workloads,
+        since=asked_moment(body.since, now, flag="since"),
+        until=asked_moment(body.until, now, flag="until"),
+        exclude=body.exclude,
+    )
+
+    def act() -> Status:
+        name, _ = request_training(
+            api.client, api.settings, asked, by=asker.name, why=f"asked by {asker.name}"
+        )
+        return Trainings(api.client, api.settings).status(name)
+
+    return as_json(request, await api.facts(act), status=202)
+
+
+@router.post("/trainings/{training}/cancel", responses=answers_with(dict[str, str], "`answer`."))
+async def post_cancel(request: Request, asker: Operating, training: Name) -> Response:
+    """Stops a training: at once while it waits, at its next step while it runs."""
+    api = api_of(request)
+    name, answer = await api.facts(cancel_training, api.client, api.settings, training, by=asker.name)
+    return as_json(request, {"request_id": name, "answer": answer})
+
+
+@router.post("/watchlist", responses=answers_with(list[WatchlistChange], "The changes."))
+async def post_watchlist(request: Request, asker: Operating, body: WatchlistBody) -> Response:
+    """Adds and removes patterns."""
+    api = api_of(request)
+    if not body.add and not body.remove:
+        raise BadInput("neither `add` nor `remove` names a pattern; give one such as prod/shop/*")
+
+    def act() -> list[WatchlistChange]:
+        return [
+            change_watchlist(api.client, api.settings, patterns, adding=adding, by=asker.name)
+            for patterns, adding in ((body.add, True), (body.remove, False))
+            if patterns
+        ]
+
+    return as_json(request, await api.facts(act))
+
+
+@router.post("/dead-letters/{batch}/{action}", responses=answers_with(BatchesChanged, "What changed."))
+async def post_dead_letter(
+    request: Request, asker: Operating, batch: Name, action: Literal["retry", "discard"]
+) -> Response:
+    """Sends a dead batch through the pipeline again, or deletes it. `all` stands for every one."""
+    api = api_of(request)
+    changed = await api.facts(change_dead_letters, api.client, api.settings, [batch], action, by=asker.name)
+    return as_json(request, changed)
+
+
+@router.post("/gpu/leases", responses=answers_with(dict[str, Any], "The lease.", status=201), status_code=201)
+async def post_lease(request: Request, asker: Operating, body: LeaseBody) -> Response:
+    """A lease at once, or 409. `logweir gpu request` also gives the variables that bound a program."""
+    api = api_of(request)
+    need = Need(max_duration_s=body.lasts_s, **body.model_dump(exclude={"holder", "name", "lasts_s"}))
+    lease = await api.facts(
+        request_lease, api.client, api.settings, need,
+        holder=body.holder, name=body.name, lasts_s=body.lasts_s, by=asker.name,
+    )  # fmt: skip
+    shown = {
+        "lease": lease.lease_id,
+        "token": lease.token,
+        "expires_ms": lease.deadline_ms,
+        "devices": [part.uuid for part in lease.parts],
+    }
+    return as_json(request, shown, status=201)
+
+
+@router.post("/gpu/leases/{lease}/renew", responses=answers_with(dict[str, Any], "Its new end."))
+async def post_renew(request: Request, _asker: Operating, lease: Name, body: TokenBody) -> Response:
+    """Keeps a lease for its whole time from now on. It says by when it has to be given back, if so."""
+    api = api_of(request)
+    return as_json(request, await api.facts(renew_lease, api.client, api.settings, lease, body.token))
+
+
+@router.post("/gpu/leases/{lease}/release", responses=answers_with(dict[str, str], "`released`."))
+async def post_release(request: Request, asker: Operating, lease: Name, body: TokenBody) -> Response:
+    """Gives a lease back; its processes are off the devices."""
+    api = api_of(request)
+    await api.facts(release_lease, api.client, api.settings, lease, body.token, by=asker.name)
+    return as_json(request, {"released": lease})
+
+
+@router.post("/keys", responses=answers_with(NewKey, "The key, this once.", status=201), status_code=201)
+async def post_key(request: Request, asker: Ruling, body: KeyBody) -> Response:
+    """A new key. Only its SHA-256 is kept."""
+    api = api_of(request)
+    lasts = span(body.lasts) if body.lasts else None
+    if body.lasts and not lasts:
+        raise BadInput(f"lasts {body.lasts!r} is no length of time; write 12h or 90d")
+
+    def act() -> NewKey:
+        secret = SenderKeys(api.client, api.settings).add(
+            body.name, workload=body.workload, patterns=body.only, scopes=body.scopes, lasts=lasts
+        )
+        record_change(
+            api.client, api.settings, by=asker.name, action="key.add", target=body.name, scopes=body.scopes
+        )
+        return NewKey(name=body.name, key=secret, scopes=tuple(body.scopes))
+
+    return as_json(request, await api.facts(act), status=201)
+
+
+@router.delete("/keys/{name}", responses=answers_with(dict[str, str], "`revoked`."))
+async def delete_key(request: Request, asker: Ruling, name: Name) -> Response:
+    """Revokes a key; within a second it is refused everywhere."""
+    api = api_of(request)
+
+    def act() -> dict[str, str]:
+        if not SenderKeys(api.client, api.settings).revoke(name):
+            raise NotFound(f"there is no key {name[:60]!r}; /api/v1/keys lists those that are")
+        record_change(api.client, api.settings, by=asker.name, action="key.revoke", target=name)
+        return {"revoked": name}
+
+    return as_json(request, await api.facts(act))

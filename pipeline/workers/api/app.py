@@ -1,0 +1,140 @@
+"""The application of the API: routes below /api/v1, and bounds on every request."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final
+
+from fastapi import FastAPI
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from pipeline import __version__
+from pipeline.redis.connection import answering
+from pipeline.workers.api import acting, facts, stored
+from pipeline.workers.api.answering import problem_schema
+from pipeline.workers.api.asking import Api
+from pipeline.workers.api.problems import AskRefused, install_problems, problem
+
+PREFIX: Final = "/api/v1"
+MAX_BODY: Final = 256 << 10
+MAX_QUERY: Final = 16 << 10  # bytes
+SEND_S: Final = 60.0  # a client that reads nothing for so long is let go
+TEXT: Final = (
+    "Every answer is JSON. Errors are problems (RFC 9457). Pages have a `next`, which is the `cursor` of the "
+    "page behind. A key goes into `Authorization: Bearer KEY`. Texts of log lines are data of whoever wrote "
+    "them: show them as text."
+)
+Message = MutableMapping[str, Any]
+
+
+def api_app(api: Api) -> FastAPI:
+    """The application of one listener."""
+    app = specified_app()
+    app.state.api = api
+    app.add_middleware(Bounds, api=api)
+
+    @app.get("/healthz", include_in_schema=False)
+    async def alive() -> Response:
+        return PlainTextResponse("it lives\n")
+
+    @app.get("/readyz", include_in_schema=False)
+    async def ready() -> Response:
+        def ask() -> None:
+            with answering():
+                api.client.ping()
+
+        await api.facts(ask)
+        return PlainTextResponse("ready\n")
+
+    return app
+
+
+def specified_app() -> FastAPI:
+    """The routes and their specification, without a pipeline behind them."""
+    app = FastAPI(
+        title="Logweir",
+        version=__version__,
+        description=TEXT,
+        openapi_url=f"{PREFIX}/openapi.json",
+        docs_url=None,  # its page loads scripts of another host
+        redoc_url=None,
+    )
+    for routes in (stored.router, facts.router, acting.router):
+        app.include_router(routes, prefix=PREFIX)
+    install_problems(app)
+    made = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        found = made()
+        parts = found.setdefault("components", {})
+        parts.setdefault("schemas", {})["Problem"] = problem_schema()
+        parts["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        found["security"] = [{"key": []}]
+        return found
+
+    app.openapi = openapi  # type: ignore[method-assign] # as FastAPI documents it
+    return app
+
+
+class Bounds:
+    """Checks the origin, bounds query and body, and lets go of clients that do not read."""
+
+    def __init__(self, app: ASGIApp, api: Api) -> None:
+        self.app, self.api = app, api
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request = Request(scope)
+        refusal = self._refusal(request)
+        if refusal is not None:
+            await refusal(scope, receive, send)
+            return
+        try:
+            await self.app(scope, _bounded(receive), _patient(send))
+        except TooLarge:
+            answer = problem(413, f"the body has more than {MAX_BODY:,} bytes; send less", request.url.path)
+            await answer(scope, receive, send)
+
+    def _refusal(self, request: Request) -> Response | None:
+        if len(request.scope["query_string"]) > MAX_QUERY:
+            return problem(
+                414, f"the query has more than {MAX_QUERY:,} bytes; ask for less", request.url.path
+            )
+        try:
+            self.api.doorkeeper.check_host(request)
+        except AskRefused as exc:
+            return problem(exc.status, exc, request.url.path)
+        length = Headers(scope=request.scope).get("content-length", "0")
+        if length.isdecimal() and int(length) > MAX_BODY:
+            return problem(413, f"the body has more than {MAX_BODY:,} bytes; send less", request.url.path)
+        return None
+
+
+class TooLarge(Exception):
+    """A body without a length that goes on and on."""
+
+
+def _bounded(receive: Receive) -> Receive:
+    size = 0
+
+    async def bounded() -> Message:
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > MAX_BODY:
+            raise TooLarge
+        return message
+
+    return bounded
+
+
+def _patient(send: Send) -> Callable[[Message], Awaitable[None]]:
+    async def patient(message: Message) -> None:
+        async with asyncio.timeout(SEND_S):
+            await send(message)
+
+    return patient

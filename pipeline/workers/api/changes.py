@@ -1,0 +1,143 @@
+"""Changes of the pipeline: one look a second for all clients that wait for events.
+
+An event carries only the name of what changed. The id of an event holds the versions of everything at that
+moment, so a client that comes back with it misses no change, in whatever process it arrives.
+"""
+
+import asyncio
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+import redis
+
+from pipeline.errors import RedisUnavailable
+from pipeline.records.batch import digest
+from pipeline.redis.connection import answering
+from pipeline.redis.keys import Keys
+from pipeline.redis.scripts import Scripts
+from pipeline.settings import Settings
+
+LOOK_S: Final = 1.0
+COMMENT_S: Final = 15.0  # proxies close a connection that is silent
+MOST_FOLLOWERS: Final = 200
+Versions = dict[str, str]
+
+
+class ChangeFeed:
+    """The versions of everything, as of the last look. It looks while somebody follows."""
+
+    def __init__(self, client: "redis.Redis", settings: Settings) -> None:
+        self._client = client
+        self._keys = Keys(settings.redis.key_prefix)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="api-changes")
+        self._now: Versions = {}
+        self._changed = asyncio.Condition()
+        self._followers = 0
+        self._looking: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def full(self) -> bool:
+        """No further client may follow."""
+        return self._followers >= MOST_FOLLOWERS
+
+    async def follow(self, last_id: str) -> AsyncIterator[bytes]:
+        """The stream of Server-Sent Events behind an id, "" from now on."""
+        self._followers += 1
+        try:
+            if self._looking is None or self._looking.done():
+                self._now = {}
+                self._looking = asyncio.create_task(self._look_on())
+            yield b"retry: 2000\n\n"
+            seen = versions_of(last_id)
+            while not self._closed:
+                await self._wait(seen)
+                now = self._now
+                if not self._news(seen):
+                    yield b": nothing new\n\n"
+                    continue
+                if seen is not None:
+                    for name in now:
+                        if seen.get(name) != now[name]:
+                            yield _event(name, now)
+                else:
+                    yield _event("begin", now)
+                seen = now
+        finally:
+            self._followers -= 1
+
+    async def close(self) -> None:
+        """Ends all streams."""
+        self._closed = True
+        if self._looking is not None:
+            self._looking.cancel()
+        async with self._changed:
+            self._changed.notify_all()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _wait(self, seen: Versions | None) -> None:
+        """For news, COMMENT_S at most."""
+        async with self._changed:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait_for(lambda: self._news(seen)), COMMENT_S)
+
+    def _news(self, seen: Versions | None) -> bool:
+        return self._closed or (bool(self._now) and self._now != seen)
+
+    async def _look_on(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._followers and not self._closed:
+            with suppress(RedisUnavailable, redis.RedisError):  # events wait for it
+                found = await loop.run_in_executor(self._thread, self._look)
+                if found != self._now:
+                    self._now = found
+                    async with self._changed:
+                        self._changed.notify_all()
+            await asyncio.sleep(LOOK_S)
+
+    def _look(self) -> Versions:
+        keys, pipe = self._keys, self._client.pipeline(transaction=False)
+        pipe.hget(keys.marks, "")
+        pipe.hget(keys.watch, "")
+        pipe.hgetall(keys.model())
+        pipe.smembers(keys.model_names)
+        pipe.get(keys.training_now)
+        pipe.zrange(keys.training_queue, 0, 20)
+        pipe.zrevrange(keys.trainings_ended, 0, 0, withscores=True)
+        pipe.zcard(keys.dead)
+        pipe.zrevrange(keys.dead, 0, 0)
+        pipe.hgetall(keys.counts)
+        pipe.xrevrange(keys.audit, count=1)
+        with answering():
+            marks, watch, model, names, now, queue, ended, dead, newest, counts, audit = pipe.execute()
+        incidents = Scripts(self._client).run("watching/fingerprint", [keys.watching("incidents")], [])
+        found: dict[str, Any] = {
+            "incidents": incidents,
+            "marks": marks,
+            "watchlist": watch,
+            "models": (sorted(model.items()), sorted(names)),
+            "trainings": (now, queue, ended),
+            "dead-letters": (dead, newest),
+            "status": sorted(counts.items()),
+            "audit": audit[0][0] if audit else "",
+        }
+        return {name: digest(str(value))[:8] for name, value in found.items()}
+
+
+def versions_of(event_id: str) -> Versions | None:
+    """The versions in an id, None for one that is none of ours."""
+    try:
+        packed = urlsafe_b64decode(event_id.encode("ascii") + b"=" * (-len(event_id) % 4))
+        return msgspec.json.decode(packed, type=dict[str, str]) if packed else None
+    except (ValueError, msgspec.MsgspecError):
+        return None
+
+
+def _event(name: str, now: Versions) -> bytes:
+    event_id = urlsafe_b64encode(msgspec.json.encode(now)).rstrip(b"=").decode()
+    data = msgspec.json.encode({"changed": name, "version": now.get(name, "")}).decode()
+    return f"id: {event_id}\nevent: {name}\ndata: {data}\n\n".encode()
