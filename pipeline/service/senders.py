@@ -184,7 +184,7 @@ def _push_samples(client: "redis.Redis", settings: Settings, samples: Mapping[Se
         pipe.execute()
 
 
-def _shares(counts: Mapping[str, int]) -> Mapping[str, float]:
+def _shares(counts: Mapping[str, int]) -> dict[str, float]:
     total = sum(counts.values())
     ranked = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
     return {name: round(count / total, 3) for name, count in ranked}

@@ -10,12 +10,12 @@ from pipeline.observe import counters as metrics
 from pipeline.records.pushed import PushedRecords
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
+from pipeline.service import senders as senders_module
 from pipeline.service.senders import SenderCounts, SentBy, read_senders
 from pipeline.settings import Settings
 from pipeline.tasks import recognise
 from pipeline.tasks.context import Context
 from pipeline.tasks.recognise import recognise_samples
-from pipeline.workers.intake import senders as senders_module
 
 NGINX = '192.0.2.7 - - [20/Nov/2026:10:00:00 +0000] "GET /a HTTP/1.1" 200 12 "-" "curl/8"'
 JSON = '{"time":"2026-11-20T10:00:00Z","level":"info","msg":"a"}'
