@@ -24,7 +24,7 @@ from pipeline.records.levels import ERROR_LEVELS, LEVELS
 from pipeline.records.schema import is_timed
 from pipeline.records.verdict import UNCLASSIFIED, Reason
 from pipeline.records.wire import Codec
-from pipeline.watching.table import Schema, Table
+from pipeline.watching.table import ObservedTable, Schema
 
 # More events than the largest batch in use has records come from a mistaken session key.
 MAX_EVENTS: Final = 20_000
@@ -116,9 +116,9 @@ class Observation:
     source: str
     accepted_ms: int  # Redis time
     newest_ms: int  # newest event time of a timed record, 0 for none
-    rates: Table
-    events: Table
-    anomalies: Table
+    rates: ObservedTable
+    events: ObservedTable
+    anomalies: ObservedTable
 
     @property
     def rows(self) -> int:
@@ -135,7 +135,7 @@ class Observation:
     def unpack(cls, blob: bytes) -> "Observation":
         """Raises BadPayload, also for a newer version."""
         fields = msgspec.structs.asdict(_OBSERVATIONS.unpack(blob))
-        tables = {name: Table.unpack(schema, fields[name]) for name, schema in _SCHEMAS.items()}
+        tables = {name: ObservedTable.unpack(schema, fields[name]) for name, schema in _SCHEMAS.items()}
         return cls(**(fields | tables))
 
 
@@ -190,9 +190,9 @@ def _observation(
     version: str,
     source: str,
     newest_ms: int,
-    rates: Table,
-    events: Table,
-    anomalies: Table,
+    rates: ObservedTable,
+    events: ObservedTable,
+    anomalies: ObservedTable,
 ) -> Observation | None:
     claim = one.claim
     if not (rates or events or anomalies):
@@ -257,7 +257,7 @@ class _Counted:
         )
 
 
-def _rates(counted: _Counted, first_time: Sequence[bool]) -> list[Table]:
+def _rates(counted: _Counted, first_time: Sequence[bool]) -> list[ObservedTable]:
     """RATES by minute and template of each workload; none of rows that were stored before."""
     wanted = counted.rated & np.array(first_time)[counted.of]
     of, minutes, ids = counted.of[wanted], counted.minute[wanted], counted.template[wanted]
@@ -268,7 +268,7 @@ def _rates(counted: _Counted, first_time: Sequence[bool]) -> list[Table]:
     counts = np.diff(starts, append=of.size)
     bounds = np.searchsorted(of[starts], np.arange(len(first_time) + 1))
     columns = {"minute": minutes[starts], "template_id": ids[starts], "n": counts}
-    rates = Table(RATES, {name: values.tolist() for name, values in columns.items()})
+    rates = ObservedTable(RATES, {name: values.tolist() for name, values in columns.items()})
     return [rates.slice(begin, end) for begin, end in itertools.pairwise(bounds.tolist())]
 
 
@@ -276,7 +276,7 @@ def _has_sessions(one: Observed) -> bool:
     return one.sessions is not None and one.sessions.null_count() < one.rows.height
 
 
-def _events(several: Mapping[int, Observed]) -> dict[int, Table]:
+def _events(several: Mapping[int, Observed]) -> dict[int, ObservedTable]:
     """EVENTS of each workload."""
     if not several:
         return {}
@@ -302,18 +302,18 @@ def _numbered(several: Mapping[int, pl.DataFrame], names: Sequence[str]) -> pl.D
     return rows.with_columns(pl.Series("of", of, dtype=pl.Int64))
 
 
-def _by_number(schema: Schema, found: pl.DataFrame, most: int) -> dict[int, Table]:
+def _by_number(schema: Schema, found: pl.DataFrame, most: int) -> dict[int, ObservedTable]:
     """The rows of each workload, whose rows are neighbours, and at most so many."""
     numbers, starts = np.unique(found["of"].to_numpy(), return_index=True)
     bounds = itertools.pairwise([*starts.tolist(), found.height])
-    table = Table.of(schema, found)
+    table = ObservedTable.of(schema, found)
     return {
         number: table.slice(begin, min(end, begin + most))
         for number, (begin, end) in zip(numbers.tolist(), bounds, strict=True)
     }
 
 
-def _anomalies(several: Mapping[int, pl.DataFrame]) -> dict[int, Table]:
+def _anomalies(several: Mapping[int, pl.DataFrame]) -> dict[int, ObservedTable]:
     """ANOMALIES of each workload."""
     if not several:
         return {}

@@ -37,12 +37,12 @@ class Schema:
         lists: Any = tuple(_LISTS[kind] for kind in types.values())
         self.decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(tuple[lists])
 
-    def empty(self) -> "Table":
-        return Table(self, {name: [] for name in self.types})
+    def empty(self) -> "ObservedTable":
+        return ObservedTable(self, {name: [] for name in self.types})
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ObservedTable:
     """The lists are as long as each other."""
 
     schema: Schema
@@ -69,8 +69,8 @@ class Table:
     def named_rows(self) -> Iterator[dict[str, Any]]:
         return map(dict, map(zip, repeat(tuple(self.columns)), self.rows()))
 
-    def slice(self, begin: int, end: int) -> "Table":
-        return Table(self.schema, {name: values[begin:end] for name, values in self.columns.items()})
+    def slice(self, begin: int, end: int) -> "ObservedTable":
+        return ObservedTable(self.schema, {name: values[begin:end] for name, values in self.columns.items()})
 
     def frame(self) -> pl.DataFrame:
         return pl.DataFrame(self.columns, schema=self.schema.types)

@@ -29,7 +29,7 @@ from pipeline.watching.sessions.open_sessions import (
     session_name,
     split_name,
 )
-from pipeline.watching.table import Table
+from pipeline.watching.table import ObservedTable
 
 MINUTE_MS = 60_000
 
@@ -46,7 +46,7 @@ def observed(events: list[tuple[str, int, int, int]], **more: Any) -> Observatio
         accepted_ms=1_000,
         newest_ms=0,
         rates=RATES.empty(),
-        events=Table.of(EVENTS, pl.DataFrame(events, schema=EVENTS.types, orient="row")),
+        events=ObservedTable.of(EVENTS, pl.DataFrame(events, schema=EVENTS.types, orient="row")),
         anomalies=ANOMALIES.empty(),
     )
     return replace(made, **more)

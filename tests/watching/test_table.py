@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pipeline.errors import BadPayload
 from pipeline.records.schema import pack_frame
 from pipeline.watching.observation import ANOMALIES, EVENTS, RATES
-from pipeline.watching.table import Schema, Table
+from pipeline.watching.table import ObservedTable, Schema
 
 _VALUES = {
     pl.Int64: st.integers(-(2**63), 2**63 - 1),
@@ -28,13 +28,13 @@ def test_a_table_is_read_as_it_was_written_and_equals_its_frame(
     few = [tuple(data.draw(st.none() | _VALUES[kind]) for kind in schema.types.values()) for _ in range(3)]
     rows = [few[number % 3] for number in range(height)]
     columns = map(list, zip(*rows, strict=True)) if rows else [[] for _ in schema.types]
-    table = Table(schema, dict(zip(schema.types, columns, strict=True)))
-    assert list(Table.unpack(schema, table.pack()).rows()) == rows
-    assert table.frame().rows() == rows and Table.of(schema, table.frame()) == table
+    table = ObservedTable(schema, dict(zip(schema.types, columns, strict=True)))
+    assert list(ObservedTable.unpack(schema, table.pack()).rows()) == rows
+    assert table.frame().rows() == rows and ObservedTable.of(schema, table.frame()) == table
     # Both ways to write a table are read, whatever its height: the limit between them may move.
     assert bool(table) is (height > 0)
     if rows:
-        assert Table.unpack(schema, pack_frame(table.frame())) == table
+        assert ObservedTable.unpack(schema, pack_frame(table.frame())) == table
 
 
 @pytest.mark.parametrize(
@@ -43,11 +43,11 @@ def test_a_table_is_read_as_it_was_written_and_equals_its_frame(
 )
 def test_columns_of_other_types_or_lengths_are_damage(columns: object) -> None:
     with pytest.raises(BadPayload):
-        Table.unpack(RATES, b"C" + msgspec.msgpack.encode(columns))
+        ObservedTable.unpack(RATES, b"C" + msgspec.msgpack.encode(columns))
 
 
 def test_a_frame_of_other_columns_is_damage() -> None:
     with pytest.raises(BadPayload):
-        Table.unpack(RATES, pack_frame(pl.DataFrame({"minute": [1]})))
+        ObservedTable.unpack(RATES, pack_frame(pl.DataFrame({"minute": [1]})))
     with pytest.raises(BadPayload):
-        Table.unpack(RATES, b"no table")
+        ObservedTable.unpack(RATES, b"no table")
