@@ -27,9 +27,9 @@ LINES: Final = f"{PREFIX}lines/"
 ROW_GROUP: Final = 65_536
 # A column of a row group is one page: zstd finds what repeats in a page alone (docs/LOG.md).
 PAGE_BYTES: Final = 16 << 20
-# Commits take little time. Sealed lines stay for months: an eighth of their bytes for a second per million.
+# Level 6 would spare an eighth of the bytes for a second more per million lines (docs/LOG.md).
 ZSTD_LEVEL: Final = 2
-SEALED_ZSTD_LEVEL: Final = 6
+SEALED_ZSTD_LEVEL: Final = 3
 MESSAGE_AT: Final = "message_at"
 _ELIDED_SCHEMA: Final = {**RESULT_SCHEMA, MESSAGE_AT: pl.UInt32}
 _NOWHERE: Final = pl.lit(None, dtype=pl.UInt32).alias(MESSAGE_AT)
