@@ -25,6 +25,7 @@ ENVIRONMENT: Final = {
     "LOGWEIR_FLOWER": "no",
     "LOGWEIR_METRICS": "no",
     "LOGWEIR_INTAKE": "",
+    "LOGWEIR_API": "",
     "LOGWEIR_TRAIN_SECONDS": "5",
     "LOGWEIR_INGEST_PROCESSES": "2",
 }

@@ -18,7 +18,13 @@ RSS_MOST_MIB = 1.4 * 1024
 def idle() -> Iterator[Up]:
     """As shipped: with Flower, metrics, a reader and the intake."""
     shipped = {"LOGWEIR_FLOWER": "yes", "LOGWEIR_METRICS": "yes", "LOGWEIR_READER_PROCESSES": "1"}
-    with running({**shipped, "LOGWEIR_INTAKE": f"http://127.0.0.1:{free_port()}"}) as up:
+    with running(
+        {
+            **shipped,
+            "LOGWEIR_INTAKE": f"http://127.0.0.1:{free_port()}",
+            "LOGWEIR_API": f"http://127.0.0.1:{free_port()}",
+        }
+    ) as up:
         yield up
 
 
