@@ -16,7 +16,6 @@ from polling import wait_until
 from rich.console import Console
 
 import pipeline.ledger.intake
-from pipeline.commands import status
 from pipeline.commands.send.sender import Sender
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages import queues, submit
@@ -26,6 +25,7 @@ from pipeline.producer import Producer
 from pipeline.records.batch import Batch, Purpose
 from pipeline.records.delivery import Accepted, Claim, Full, Stage
 from pipeline.records.schema import raw_frame
+from pipeline.service import status
 from pipeline.settings import Settings
 from pipeline.sources.chunks import Chunk, Cursor
 from pipeline.tasks import periodic
