@@ -7,7 +7,9 @@ roles use the solo pool: one process each, restarted by whoever supervises it.""
 import socket
 import sys
 from dataclasses import replace
+from typing import Final
 
+import billiard.pool
 from celery import signals
 
 from pipeline.errors import BadInput, LogweirError
@@ -27,6 +29,10 @@ from pipeline.workers.reloader import Reloader
 from pipeline.workers.roles import ROLES, Role, device_name, placed, register
 from pipeline.workers.same_store import join_beside
 from pipeline.workers.stack.data_dir import called
+
+# Tenths of a second that the child of a prefork worker waits at its end for its parent to read its results.
+# The parent may have stopped reading. Nothing is lost without them: the ledger knows what a task did.
+READ_RETRIES: Final = 20
 
 
 def serve(role_name: str, settings: Settings, *, name: str, device: str | None = None) -> int:
@@ -58,6 +64,7 @@ def serve(role_name: str, settings: Settings, *, name: str, device: str | None =
     visible = visible_devices()
     # Which GPU of several the pool will choose is not known yet.
     place = device_name(profile.device, visible) if visible or not profile.leased else profile.device
+    billiard.pool.GUARANTEE_MESSAGE_CONSUMPTION_RETRY_LIMIT = READ_RETRIES
     worker = app.Worker(
         hostname=f"{name}.{place}@{socket.gethostname()}",
         pool=role.pool,
