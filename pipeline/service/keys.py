@@ -5,6 +5,7 @@ Without a key that may send, the intake serves this machine only. As soon as the
 needs one. The API always needs a key.
 """
 
+import asyncio
 import base64
 import binascii
 import hashlib
@@ -97,6 +98,7 @@ class SenderKeys:
         self.client = client
         self.key = Keys(settings.redis.key_prefix).sender_keys
         self._seen: tuple[float, KeyRing] | None = None
+        self._reading: asyncio.Task[KeyRing] | None = None
 
     def add(
         self,
@@ -150,6 +152,14 @@ class SenderKeys:
             ring = KeyRing(by_digest={key.digest: key for key in self.look()})
             self._seen = (time.monotonic(), ring)
         return ring
+
+    async def ring(self) -> KeyRing:
+        """As `lately`, beside the event loop. Of many requests one asks Redis."""
+        if (ring := self.recent()) is not None:
+            return ring
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(asyncio.to_thread(self.lately))
+        return await asyncio.shield(self._reading)
 
     def recent(self) -> KeyRing | None:
         """As `lately`, None where Redis would have to be asked."""

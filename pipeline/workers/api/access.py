@@ -3,10 +3,9 @@
 A key with workloads sees only what is theirs, and nothing of the pipeline as a whole.
 """
 
-import asyncio
 import hmac
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -14,7 +13,7 @@ import redis
 from fastapi import Request
 
 from pipeline.errors import RedisUnavailable
-from pipeline.service.keys import ADMIN, KeyRing, SenderKey, SenderKeys, authorization_texts, key_digest
+from pipeline.service.keys import ADMIN, SenderKey, SenderKeys, authorization_texts, key_digest
 from pipeline.settings.listeners import Listener
 from pipeline.workers.api.problems import AskRefused
 from pipeline.workers.sockets import is_own_host
@@ -37,12 +36,11 @@ class Asker:
 
 @dataclass(slots=True, kw_only=True)
 class Doorkeeper:
-    """Reads keys; of many requests one asks Redis. `own`: the digest of the stack's own key, "" without."""
+    """Finds the key of a request. `own`: the digest of the stack's own key, "" without."""
 
     keys: SenderKeys
     listener: Listener
     own: str = ""
-    _reading: "asyncio.Task[KeyRing] | None" = field(default=None)
 
     async def admit(self, request: Request) -> Asker:
         """Who asks. Raises AskRefused."""
@@ -53,7 +51,10 @@ class Doorkeeper:
             raise AskRefused(401, f"this needs a key, in the header `Authorization: Bearer KEY`{REMEDY}")
         if self.own and self.listener.loopback and self._is_own(texts):
             return Asker(name=LOCAL, key=_own_key(self.own))
-        found = (await self._ring()).find(texts)
+        try:
+            found = (await self.keys.ring()).find(texts)
+        except (RedisUnavailable, redis.RedisError) as exc:
+            raise RedisUnavailable("Redis does not answer, so no key can be checked; ask again") from exc
         if found is None:
             raise AskRefused(
                 401, "the key is not known here or has expired; `logweir keys list` shows the others"
@@ -71,16 +72,6 @@ class Doorkeeper:
 
     def _is_own(self, texts: list[str]) -> bool:
         return any(hmac.compare_digest(key_digest(text), self.own) for text in texts)
-
-    async def _ring(self) -> KeyRing:
-        if (ring := self.keys.recent()) is not None:
-            return ring
-        if self._reading is None or self._reading.done():
-            self._reading = asyncio.create_task(asyncio.to_thread(self.keys.lately))
-        try:
-            return await asyncio.shield(self._reading)
-        except (RedisUnavailable, redis.RedisError) as exc:
-            raise RedisUnavailable("Redis does not answer, so no key can be checked; ask again") from exc
 
 
 def needs(scope: str, *, whole: bool = True) -> Callable[[Request], Awaitable[Asker]]:

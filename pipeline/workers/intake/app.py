@@ -70,16 +70,11 @@ class Service:
     rules: RuleBook = field(default_factory=RuleBook)
     room: Room = field(default_factory=Room)
     decoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(DECODING))
-    _reading: "asyncio.Task[KeyRing] | None" = None
 
     async def ring(self) -> KeyRing:
-        """The keys as they were lately. Of many requests one asks Redis. Raises RequestRefused."""
-        if (ring := self.keys.recent()) is not None:
-            return ring
-        if self._reading is None or self._reading.done():
-            self._reading = asyncio.create_task(asyncio.to_thread(self.keys.lately))
+        """The keys as they were lately. Raises RequestRefused."""
         try:
-            return await asyncio.shield(self._reading)
+            return await self.keys.ring()
         except (RedisUnavailable, redis.RedisError):
             raise RequestRefused(Refusal.AWAY, "Redis does not answer; send again in a moment") from None
 

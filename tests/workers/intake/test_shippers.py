@@ -114,11 +114,7 @@ def receiver(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 def through_trouble(receiver: Receiver, program: str, send: Send) -> None:
     """Orders before, while and after the intake is full and is killed between accept and answer."""
-    send(ROUND)
-    receiver.has(program, LINES)
-    with receiver.closed():
-        send(range(LINES, 2 * LINES))
-    receiver.has(program, 2 * LINES)
+    through_a_full_pipeline(receiver, program, send)
     killed = receiver.dies()
     send(range(2 * LINES, 3 * LINES))
     receiver.restart(killed)
