@@ -41,6 +41,8 @@ MAX_IN_FLIGHT: Final = 2_000
 # takes the watcher 1 us. An event of a session takes more, and has a bound of its own.
 MAX_ROWS: Final = 50_000
 MAX_BYTES: Final = 4 << 20
+# Anomalous templates of them. Each is an event of incidents, which remember the ids of 16,384.
+MAX_ANOMALIES: Final = 3_200
 _KEYS: Final = ("observations", "", "sessions", "pulses", "rates", "incidents", "outbox", "pasts", "past_due")
 
 
@@ -86,14 +88,19 @@ class WatcherState:
         self.scripts = Scripts(client)
 
     def snapshot(self, limit: int, most_events: int) -> View:
-        """The state, with the oldest `limit` observations; fewer if these have more events, rows or bytes, at
-        least one."""
+        """The state, with the oldest `limit` observations; fewer if these have more events, rows or
+        anomalies, or more than about MAX_BYTES, at least one."""
         k = self.keys
         # Batches in flight are read first: a batch that is stored meanwhile is at worst in both.
         with answering():
-            seconds, micros = self.client.time()
+            pipe = self.client.pipeline(transaction=False)
+            pipe.time()
+            pipe.hget(k.watching(), "bytes")
+            pipe.llen(k.watching("observations"))
+            (seconds, micros), stored_bytes, count = pipe.execute()
             in_flight = self._in_flight()
-            limit = min(limit, self._limit())
+            # So many observations of the mean size have MAX_BYTES.
+            limit = max(1, min(limit, MAX_BYTES * int(count) // max(1, int(stored_bytes or 0))))
             pipe = self.client.pipeline(transaction=True)
             pipe.hgetall(k.watching())
             pipe.lrange(k.watching("observations"), 0, limit - 1)
@@ -104,13 +111,14 @@ class WatcherState:
             numbers, blobs, size, sessions, histories, pulses = pipe.execute()
         stored = text_map(numbers)
         observed: list[Observation] = []
-        read = events = rows = 0
+        read = events = rows = anomalies = 0
         for blob in blobs:
             observation = _readable("observation", Observation.unpack, blob)
             if observation is not None:
                 events += observation.events.height
                 rows += observation.rows
-            if read and (events > most_events or rows > MAX_ROWS):
+                anomalies += observation.anomalies.height
+            if read and (events > most_events or rows > MAX_ROWS or anomalies > MAX_ANOMALIES):
                 break
             read += 1
             if observation is not None:
@@ -136,14 +144,6 @@ class WatcherState:
             incidents_ms=int(stored.get("incidents_ms", 0)),
             minute_counts={name: counts for name, counts in minute_counts.items() if counts is not None},
         )
-
-    def _limit(self) -> int:
-        """How many observations of the mean size MAX_BYTES has."""
-        pipe = self.client.pipeline(transaction=False)
-        pipe.hget(self.keys.watching(), "bytes")
-        pipe.llen(self.keys.watching("observations"))
-        stored, count = pipe.execute()
-        return max(1, MAX_BYTES * int(count) // max(1, int(stored or 0)))
 
     def _in_flight(self) -> dict[Lane, int]:
         ids = self.client.zrange(self.keys.due, 0, MAX_IN_FLIGHT - 1)

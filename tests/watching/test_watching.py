@@ -410,6 +410,13 @@ def test_a_round_takes_many_small_observations_and_ends_at_its_bounds(
     assert world.round().observations == 1 and world.waits() == 3
 
 
+def test_a_round_takes_a_bounded_number_of_anomalies(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "MAX_ANOMALIES", 2)
+    for i in range(5):
+        world.stored((f"s{i}", 0, OPEN), anomalous=True)
+    assert [world.round().observations for _ in range(3)] == [2, 2, 1]
+
+
 def test_what_is_dropped_while_a_round_works_is_not_taken_for_seen(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
