@@ -33,8 +33,9 @@ def gathered(frames: Sequence[pl.DataFrame], names: Sequence[str]) -> pl.DataFra
     """These columns of all frames, one behind another: one query, where one for each frame costs more than
     all other work on small ones."""
     same_columns = len({tuple(frame.columns) for frame in frames}) == 1
-    rows = stacked(frames if same_columns else [frame.select(names) for frame in frames])
-    return pl.DataFrame([rows.get_column(name) for name in names])
+    rows = pl.concat(frames if same_columns else [frame.select(names) for frame in frames])
+    # Only these are copied into one chunk.
+    return pl.DataFrame([rows.get_column(name).rechunk() for name in names])
 
 
 def spread(column: pl.Series, expression: pl.Expr) -> pl.Series:

@@ -213,11 +213,13 @@ def _hide(lines: pl.Series, pattern: str) -> pl.Series:
     name = lines.name
     # Building an expression costs more than running it over a few lines, so one expression does both.
     marked = pl.col(name).str.replace_all(pattern, f"{_OPEN}${{0}}{_CLOSE}")
-    text = "\n".join(spread(lines, marked).to_list())
+    column = spread(lines, marked)
+    few = lines.len() < FEW_ROWS
+    text = "\n".join(column.to_list()) if few else str(column.str.join("\n").item())
     if _OPEN not in text:
         return lines
     text = _KEPT_DIGITS.sub(_hidden_digits, text)
-    if lines.len() < FEW_ROWS:
+    if few:
         return pl.Series(name, text.split("\n"), dtype=pl.String)
     return pl.Series(name, [text]).str.split("\n").explode(empty_as_null=False)
 

@@ -164,7 +164,7 @@ def _known_stable(plan: Plan, masked: pl.Series) -> pl.Series:
     if not rows:
         return masked
     lines = masked[rows]
-    once = _next_round(plan, lines)
+    once = per_distinct(lines, lambda few: _next_round(plan, few))
     same = (lines == once).to_list()
     plan.memo.remember({keys[row]: keys[row] for row, stays in zip(rows, same, strict=True) if stays})
     if all(same):

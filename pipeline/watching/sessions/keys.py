@@ -124,8 +124,8 @@ def _extract_few(text: pl.Series, patterns: Sequence[KeyPattern]) -> list[str | 
                 if found is not None and found.strip("0.-"):
                     keys[place] = found[:MAX_KEY]
 
-    def take_hinted(kinds: Sequence[KeyPattern], places: Sequence[int], hits: pl.DataFrame) -> None:
-        for kind, hinted in zip(kinds, hits.get_columns(), strict=True):
+    def take_hinted(kinds: Sequence[KeyPattern], places: Sequence[int], hits: Sequence[pl.Series]) -> None:
+        for kind, hinted in zip(kinds, hits, strict=True):
             take(kind, [place for place, hit in zip(places, hinted.to_list(), strict=True) if hit])
 
     for kind in patterns:
@@ -134,10 +134,10 @@ def _extract_few(text: pl.Series, patterns: Sequence[KeyPattern]) -> list[str | 
     hints = pl.col(text.name).str.contains(_HINTS).alias("any")
     near, *hits = texts.select(hints, *_hinted(first, text.name)).get_columns()
     places = [place for place, hit in enumerate(near.to_list()) if hit]
-    take_hinted(first, range(text.len()), pl.DataFrame(hits))
+    take_hinted(first, range(text.len()), hits)
     places = [place for place in places if keys[place] is None]
     if places:
-        take_hinted(others, places, texts[places].select(_hinted(others, text.name)))
+        take_hinted(others, places, texts[places].select(_hinted(others, text.name)).get_columns())
     return keys
 
 
