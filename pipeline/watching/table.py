@@ -20,7 +20,7 @@ _COLUMNS: Final = b"C"  # begins such a table; an Arrow file begins with ARROW1
 _FRAME_BYTES: Final = 64 << 20
 # A list of each type, as msgspec checks it.
 _LISTS: Final[Mapping[Any, Any]] = {
-    pl.Int64: list[int | None],
+    pl.Int64: list[Annotated[int, msgspec.Meta(le=(1 << 63) - 1)] | None],
     pl.UInt32: list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)] | None],
     pl.UInt64: list[Annotated[int, msgspec.Meta(ge=0)] | None],
     pl.Float64: list[float | None],
