@@ -5,7 +5,6 @@ zstd. Redis is a real one. No worker runs, so the figures are of the reader alon
 accept. `lines` are plain text, `documents` JSON as Filebeat writes it."""
 
 import argparse
-import resource
 import sys
 import threading
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench._running import scratch
+from bench.watching import own_redis
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.submit import Submit
 from pipeline.producer import Producer
@@ -20,7 +20,6 @@ from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 from pipeline.settings.kafka import KafkaSource
 from pipeline.workers.kafka.reader import KafkaReader
-from pipeline.workers.stack.private_redis import PrivateRedis
 
 LINES: Final = 400_000
 PARTITIONS: Final = 4
@@ -55,28 +54,22 @@ def measure(_data: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _read(url: str, count: int) -> dict[str, float]:
-    with scratch() as folder:
-        server = PrivateRedis(Settings(data_dir=folder, **ROOMY))
-        process = server.start()
-        try:
-            return _read_into(Settings(data_dir=folder, redis_url=server.url, **ROOMY), url, count)
-        finally:
-            process.terminate()
-            process.wait(20)
+    with scratch() as folder, own_redis(folder, **ROOMY) as settings:
+        return _read_into(settings, url, count)
 
 
 def _read_into(settings: Settings, url: str, count: int) -> dict[str, float]:
     client = connect(settings)
     producer = Producer(Ledger(client, settings), Submit(None, client, settings), settings)
     reader = KafkaReader(KafkaSource.parse(url), producer, holder="bench", stop=threading.Event())
-    before, began = _cpu_s(), time.monotonic()
+    before, began = time.process_time(), time.monotonic()
     thread = threading.Thread(target=reader.run)
     thread.start()
     while _accepted(producer) < count:
         if time.monotonic() - began > MOST_S:
             raise RuntimeError(f"only {_accepted(producer)} of {count} lines came in {MOST_S:g} s")
         time.sleep(0.05)
-    took, cpu = time.monotonic() - began, _cpu_s() - before
+    took, cpu = time.monotonic() - began, time.process_time() - before
     reader.stop.set()
     thread.join()
     return {"lines_per_s": round(count / took), "us_per_line": round(cpu / count * 1e6, 1)}
@@ -84,8 +77,3 @@ def _read_into(settings: Settings, url: str, count: int) -> dict[str, float]:
 
 def _accepted(producer: Producer) -> int:
     return sum(int(totals["accepted"]) for totals in producer.ledger.backlog.totals().values())
-
-
-def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime

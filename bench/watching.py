@@ -55,11 +55,13 @@ def lines(data: Path) -> list[str]:
 
 
 @contextmanager
-def own_redis(folder: Path) -> Iterator[Settings]:
-    server = PrivateRedis(Settings(data_dir=folder))
+def own_redis(folder: Path, **more: Any) -> Iterator[Settings]:
+    """A Redis with these settings."""
+    settings = Settings(data_dir=folder, **more)
+    server = PrivateRedis(settings)
     process = server.start()
     try:
-        yield Settings(data_dir=folder).replace(redis_url=server.url, lease_ttl_ms=3_600_000)
+        yield settings.replace(redis_url=server.url, lease_ttl_ms=3_600_000)
     finally:
         process.terminate()
         process.wait(20)
