@@ -1,9 +1,8 @@
-"""What 200 workloads of five lines a second take of a core, stage by stage, in one process on a Redis of its
-own.
+"""Processor time of 200 workloads of five lines a second, stage by stage, in one process on a Redis of its own.
 
-The windows of the intake, one after another as fast as they go: decoding of OTLP, the script that takes a
-window in, stage ingest with all verdicts known, and the watcher's rounds two seconds of the stream apart. The
-times of the records make it a stream. Processor time of this process and of Redis is divided by the seconds
+Windows of the intake follow each other as fast as they go. Each is decoded from OTLP and taken in by the
+script, and stage ingest answers it with known verdicts. The watcher's rounds are two seconds of the stream
+apart. The times of the records make it a stream. Processor time of this process and of Redis is divided by the seconds
 of the stream. Listening, Celery and processes at rest are missing: `scripts/bench intake` has them, and needs
 quiet cores."""
 

@@ -63,7 +63,7 @@ def of_pipeline(settings: Settings) -> Settings:
 
 
 def reading(args: argparse.Namespace, *, stored: bool = False) -> "PipelineReader":
-    """What a verb asks: the pipeline of this machine, or with --url the one behind an API.
+    """The pipeline that a verb asks: that of this machine, or with --url the one behind an API.
 
     `stored`: the verb reads what is stored, and no stack has to run. Raises BadInput."""
     if args.url is not None:

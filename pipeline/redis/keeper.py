@@ -2,7 +2,7 @@
 
 Two threads: one renews, the other only compares the clock. A renewal can hang in a dead connection for longer
 than a lease lives; the clock still runs out in time, measured from before the last confirmed renewal was
-sent. Whoever asks whether the lease is lost compares the clock, too: after a pause of the whole process the
+sent. A question whether the lease is lost compares the clock, too. After a pause of the whole process the
 holder may run before either thread.
 """
 
