@@ -1,10 +1,10 @@
-"""Processor time of 200 workloads of five lines a second, stage by stage, in one process on a Redis of its own.
+"""Processor time of 200 workloads of five lines a second, by stage, in one process on a Redis of its own.
 
 Windows of the intake follow each other as fast as they go. Each is decoded from OTLP and taken in by the
 script, and stage ingest answers it with known verdicts. The watcher's rounds are two seconds of the stream
-apart. The times of the records make it a stream. Processor time of this process and of Redis is divided by the seconds
-of the stream. Listening, Celery and processes at rest are missing: `scripts/bench intake` has them, and needs
-quiet cores."""
+apart. The times of the records make it a stream. Processor time of this process and of Redis is divided by
+the seconds of the stream. Listening, Celery and processes at rest are missing: `scripts/bench intake` has
+them, and needs quiet cores."""
 
 import argparse
 import itertools
