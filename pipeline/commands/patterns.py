@@ -9,7 +9,7 @@ from rich.table import Table
 from pipeline.commands.common import cell, out, print_json, printable, reading
 from pipeline.errors import BadInput
 from pipeline.records.batch import utc_now
-from pipeline.service.questions import PatternsAsked
+from pipeline.service.questions import PatternsAsked, pattern_span
 from pipeline.units import plural, time_of
 
 BARS: Final = " ▁▂▃▄▅▆▇█"
@@ -52,8 +52,7 @@ def main(args: argparse.Namespace) -> int:
 def _asked(args: argparse.Namespace) -> PatternsAsked:
     """The question of the flags. Raises BadInput."""
     now = utc_now()
-    since = time_of(args.since, now)
-    until = time_of(args.until, now, flag="--until") if args.until else now
+    since, until = pattern_span(args.since, args.until, now, flags=("--since", "--until"))
     if until <= since:
         raise BadInput(f"--until {args.until} is not after --since {args.since}; give a later time")
     return PatternsAsked(

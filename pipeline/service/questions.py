@@ -4,17 +4,20 @@ The command line and the API build the same values, and check them the same way.
 """
 
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, Self, get_args
 
 from pipeline.controller.watchlist import check_pattern
 from pipeline.errors import BadInput
 from pipeline.records.levels import LEVELS
-from pipeline.units import time_of
+from pipeline.units import span, time_of
 
 MAX_TEXT: Final = 2_000  # characters of a text that is looked for
 MAX_SPAN: Final = timedelta(days=3_660)
 BUCKETS: Final = 24  # of a trend
+ROUNDED: Final = timedelta(hours=3)
+_BUCKET: Final = timedelta(minutes=5)  # of the finest counts
+_MIDNIGHT: Final = datetime(2020, 1, 1, tzinfo=UTC)
 
 PatternOrder = Literal["count", "change", "new", "less"]
 UsageColumn = Literal["tenant", "kind", "device", "node"]
@@ -98,6 +101,20 @@ class PatternsAsked:
     def with_span(self, since: datetime, until: datetime, against: datetime) -> Self:
         """The same question about another span."""
         return replace(self, since=since, until=until, against=against)
+
+
+def pattern_span(
+    since: str, until: str | None, now: datetime, *, flags: tuple[str, str] = ("since", "until")
+) -> tuple[datetime, datetime]:
+    """The span of patterns. One of ROUNDED or more that goes up to now is widened to whole five minutes, for
+    which counts are kept. Raises BadInput."""
+    begin = time_of(since, now, flag=flags[0])
+    end = asked_moment(until, now, flag=flags[1])
+    if end is not None:
+        return begin, end
+    if span(since) is None or now - begin < ROUNDED:
+        return begin, now
+    return begin - (begin - _MIDNIGHT) % _BUCKET, now + (_MIDNIGHT - now) % _BUCKET
 
 
 def template_number(text: str, *, flag: str = "--template") -> int:

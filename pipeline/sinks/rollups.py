@@ -32,7 +32,7 @@ RATES_SCHEMA: Final[dict[str, Any]] = {
 _KEY: Final = ("bucket", "workload", "template_id")
 # The columns by five minutes.
 FINE_SCHEMA: Final[dict[str, Any]] = {
-    name: RATES_SCHEMA[name] for name in (*_KEY, "records", "anomalous", "severe", "score")
+    name: RATES_SCHEMA[name] for name in (*_KEY, "records", "anomalous", "severe", "score", "first", "last")
 }
 _SUMS: Final = (
     pl.col("records", "anomalous", "severe").sum(),

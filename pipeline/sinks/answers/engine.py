@@ -85,6 +85,8 @@ class Engine:
                 "autoload_known_extensions": False,
             }
         )
+        # A session's own, and not for configuration: on a terminal it would stand among the answers.
+        self._connection.execute("SET enable_progress_bar = false")
         for name, value in (
             ("max_temp_directory_size", SPILL),
             ("TimeZone", "UTC"),

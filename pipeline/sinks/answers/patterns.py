@@ -1,7 +1,8 @@
 """Patterns from files: counts by the hour and five minutes where there are some, and lines for the others.
 
-Lines of parts that are not sealed, and of parts that lie only partly in a span, are counted once for sums and
-trend together. Samples and trends are read for the patterns of a page alone."""
+Lines of parts that are not sealed are counted once for sums and trend together. Of a part that lies only
+partly in a span, the lines of the five minutes at its ends are counted, and the others come from counts.
+Samples and trends are read for the patterns of a page alone."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -18,12 +19,16 @@ from pipeline.units import epoch_us
 
 # Trends of longer spans are read from counts by the hour.
 FINE_SPAN: Final = timedelta(days=2)
+_FINE_US: Final = 300_000_000
+_HOUR_US: Final = 12 * _FINE_US
+# The columns of lines that counts need. Messages of a cut part would be read for all of its lines.
+_READ: Final = ("workload", "template_id", "timestamp", "anomalous", "level", "score")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateFiles:
-    """The files with the counts of a span [begin, end). Each line counts in one of `inner`, `border`,
-    `lines`.
+    """The files with the counts of a span [begin, end). Each line counts in one of `inner`, `border`, `cut`,
+    `cut_lines`, `lines`.
 
     `fine_inner` and `fine_border`: the counts of the same parts for the trend of a short span, by five
     minutes; of a long one both are empty."""
@@ -32,9 +37,20 @@ class RateFiles:
     end: datetime
     inner: tuple[RowFile, ...] = ()  # counts by the hour, of parts that are in the span as a whole
     border: tuple[RowFile, ...] = ()  # of other parts, whose lines have expired
+    cut: tuple[RowFile, ...] = ()  # counts by five minutes, of parts that are partly in the span
+    cut_lines: tuple[RowFile, ...] = ()  # their lines, for what is before and behind the whole five minutes
+    cut_hours: tuple[RowFile, ...] = ()  # their counts by the hour, for samples
     lines: tuple[RowFile, ...] = ()
     fine_inner: tuple[RowFile, ...] = ()
     fine_border: tuple[RowFile, ...] = ()
+
+    @property
+    def bounds(self) -> dict[str, int]:
+        """Microseconds: of the span, and of the whole five minutes in it. Without such, all is before."""
+        begin, end = epoch_us(self.begin), epoch_us(self.end)
+        first, stop = -(-begin // _FINE_US) * _FINE_US, end // _FINE_US * _FINE_US
+        whole = (first, stop) if first < stop else (end, end)
+        return {"begin": begin, "end": end, "whole_begin": whole[0], "whole_end": whole[1]}
 
 
 # Counts of lines, for sums and trend.
@@ -50,9 +66,19 @@ SELECT
     min("timestamp") AS "first",
     max("timestamp") AS "last",
     left(any_value(message), {chars}) AS sample
-FROM (SELECT * REPLACE (coalesce(template_id, 0) AS template_id) FROM lines)
-WHERE "timestamp" >= make_timestamptz($begin) AND "timestamp" < make_timestamptz($end)
-    AND template_id >= 0 AND {chosen}
+FROM (
+    SELECT * REPLACE (coalesce(template_id, 0) AS template_id) FROM (
+        SELECT {read}, message FROM lines
+        WHERE "timestamp" >= make_timestamptz($begin) AND "timestamp" < make_timestamptz($end)
+        UNION ALL
+        SELECT {read}, NULL AS message FROM cut_lines
+        WHERE "timestamp" >= make_timestamptz($begin) AND "timestamp" < make_timestamptz($whole_begin)
+        UNION ALL
+        SELECT {read}, NULL AS message FROM cut_lines
+        WHERE "timestamp" >= make_timestamptz($whole_end) AND "timestamp" < make_timestamptz($end)
+    )
+)
+WHERE template_id >= 0 AND {chosen}
 GROUP BY ALL
 """
 # The counts of both spans in these columns.
@@ -61,19 +87,36 @@ SELECT true AS now, {columns} FROM ({slotted} now_inner) WHERE {chosen}
 UNION ALL
 SELECT true AS now, {columns} FROM ({slotted} now_border WHERE {now_within}) WHERE {chosen}
 UNION ALL
+SELECT true AS now, {columns} FROM ({cut} now_cut WHERE {now_whole}) WHERE {chosen}
+UNION ALL
 SELECT false AS now, {columns} FROM ({slotted} then_inner) WHERE {chosen}
 UNION ALL
 SELECT false AS now, {columns} FROM ({slotted} then_border WHERE {then_within}) WHERE {chosen}
 UNION ALL
+SELECT false AS now, {columns} FROM ({cut} then_cut WHERE {then_whole}) WHERE {chosen}
+UNION ALL
 SELECT true AS now, {columns} FROM now_lines
 UNION ALL
 SELECT false AS now, {columns} FROM then_lines
+"""
+# Counts by five minutes have no samples.
+_CUT_SAMPLES: Final = """
+UNION ALL
+SELECT now, workload, template_id, 0 AS slot, 0 AS records, 0 AS severe, NULL AS score, sample
+FROM (
+    SELECT true AS now, * FROM now_cut_hours WHERE {now_hours}
+    UNION ALL
+    SELECT false AS now, * FROM then_cut_hours WHERE {then_hours}
+)
+WHERE {chosen}
 """
 # The counts by five minutes, where they give the trend.
 _FINE: Final = """
 SELECT true AS now, {columns} FROM ({slotted} now_fine_inner) WHERE {chosen}
 UNION ALL
 SELECT true AS now, {columns} FROM ({slotted} now_fine_border WHERE {now_within}) WHERE {chosen}
+UNION ALL
+SELECT true AS now, {columns} FROM ({slotted} now_cut WHERE {now_whole}) WHERE {chosen}
 UNION ALL
 SELECT true AS now, {columns} FROM now_lines
 """
@@ -160,16 +203,29 @@ def pattern_page(
         "limit": "" if query.limit is None else f"LIMIT {query.limit:d}",
         "severe": ", ".join(f"'{level}'" for level in sorted(ERROR_LEVELS)),
         "chars": SAMPLE_CHARS,
-        "now_within": _within(now),
-        "then_within": _within(then),
+        "now_within": _within(now.bounds["begin"], now.bounds["end"]),
+        "then_within": _within(then.bounds["begin"], then.bounds["end"]),
+        "now_whole": _within(now.bounds["whole_begin"], now.bounds["whole_end"]),
+        "then_whole": _within(then.bounds["whole_begin"], then.bounds["whole_end"]),
+        "now_hours": _within(now.bounds["begin"] // _HOUR_US * _HOUR_US, now.bounds["end"]),
+        "then_hours": _within(then.bounds["begin"] // _HOUR_US * _HOUR_US, then.bounds["end"]),
+        "read": ", ".join(f'"{column}"' for column in _READ),
     }
     slots = {"since": epoch_us(query.since), "width": width_us(query), "buckets": query.buckets}
     words["sums"] = _COUNTS.format(
-        slotted="SELECT * FROM", columns='workload, template_id, records, anomalous, "first", "last"', **words
+        slotted="SELECT * FROM",
+        cut="SELECT * FROM",
+        columns='workload, template_id, records, anomalous, "first", "last"',
+        **words,
     )
     columns = "workload, template_id, slot, records"
     fine = _FINE.format(slotted=_SLOTTED, columns=columns, **words)
-    words["counts"] = _COUNTS.format(slotted=_SLOTTED, columns=f"{columns}, severe, score, sample", **words)
+    words["counts"] = _COUNTS.format(
+        slotted=_SLOTTED,
+        cut=_SLOTTED.replace("*", "*, NULL::VARCHAR AS sample"),
+        columns=f"{columns}, severe, score, sample",
+        **words,
+    ) + _CUT_SAMPLES.format(**words)
     words["trend"] = (
         f"SELECT now, place, slot, fine.records FROM ({fine}) AS fine "
         "JOIN shown USING (workload, template_id)"
@@ -179,10 +235,12 @@ def pattern_page(
     with engine.question():
         for span, files in (("now", now), ("then", then)):
             engine.view("lines", files.lines, RESULT_SCHEMA)
-            bounds = {"begin": epoch_us(files.begin), "end": epoch_us(files.end)}
-            engine.table(f"{span}_lines", _LINES.format(**words), parameters | slots | bounds)
+            engine.view("cut_lines", files.cut_lines, RESULT_SCHEMA)
+            engine.table(f"{span}_lines", _LINES.format(**words), parameters | slots | files.bounds)
             engine.view(f"{span}_inner", files.inner, RATES_SCHEMA)
             engine.view(f"{span}_border", files.border, RATES_SCHEMA)
+            engine.view(f"{span}_cut", files.cut, FINE_SCHEMA)
+            engine.view(f"{span}_cut_hours", files.cut_hours, RATES_SCHEMA)
         engine.view("now_fine_inner", now.fine_inner, FINE_SCHEMA)
         engine.view("now_fine_border", now.fine_border, FINE_SCHEMA)
         engine.table("shown", _SHOWN.format(**words), parameters)
@@ -206,8 +264,5 @@ def _chosen(query: PatternQuery) -> tuple[str, dict[str, object]]:
     return " AND ".join(wanted), parameters
 
 
-def _within(files: RateFiles) -> str:
-    return (
-        f"bucket >= make_timestamptz({epoch_us(files.begin)}) "
-        f"AND bucket < make_timestamptz({epoch_us(files.end)})"
-    )
+def _within(begin_us: int, end_us: int) -> str:
+    return f"bucket >= make_timestamptz({begin_us}) AND bucket < make_timestamptz({end_us})"

@@ -34,12 +34,13 @@ def files_of_rates(sink: ParquetSink, begin: datetime, end: datetime, query: Pat
     hours, fine = ResultTable.RATES_1H, ResultTable.RATES_5M
     inner: list[Part] = []
     border: list[Part] = []
+    cut: list[Part] = []
     lines: list[Part] = []
     for part in sink.parts(since=begin, until=end, workloads=query.workloads, table=hours):
         if hours in part.tables and first <= part.first_us and part.last_us < stop:
             inner.append(part)
         elif part.live:
-            lines.append(part)
+            (cut if {hours, fine} <= part.tables.keys() else lines).append(part)
         elif hours in part.tables:
             border.append(part)
     short = query.until - query.since <= FINE_SPAN
@@ -48,6 +49,9 @@ def files_of_rates(sink: ParquetSink, begin: datetime, end: datetime, query: Pat
         end=end,
         inner=_counts(sink, inner, hours),
         border=_counts(sink, border, hours),
+        cut=_counts(sink, cut, fine),
+        cut_hours=_counts(sink, cut, hours),
+        cut_lines=tuple(line_files(sink, cut)),
         lines=tuple(line_files(sink, lines)),
         fine_inner=_counts(sink, inner, fine) if short else (),
         fine_border=_counts(sink, border, fine) if short else (),

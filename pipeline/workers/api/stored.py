@@ -13,9 +13,8 @@ from pipeline.errors import BadInput
 from pipeline.records.batch import utc_now
 from pipeline.service.keys import READ
 from pipeline.service.lines import around_line, stored_lines, stored_patterns, stored_rates
-from pipeline.service.questions import LinesAsked, PatternsAsked, asked_moment, template_number
+from pipeline.service.questions import LinesAsked, PatternsAsked, asked_moment, pattern_span, template_number
 from pipeline.service.values import LinePage, PatternPage, RateTable
-from pipeline.units import time_of
 from pipeline.workers.api.access import Asker, needs
 from pipeline.workers.api.answering import Rows, answers_with, as_json, wants_rows
 from pipeline.workers.api.asking import api_of
@@ -142,9 +141,10 @@ async def get_context(
 async def get_patterns(request: Request, asker: Seeing, query: Annotated[PatternsQuery, Query()]) -> Response:
     """The frequency of patterns, beside another span. With `template`: a pattern in each workload."""
     api, now = api_of(request), utc_now()
+    since, until = pattern_span(query.since, query.until, now)
     asked = PatternsAsked(
-        since=time_of(query.since, now, flag="since"),
-        until=asked_moment(query.until, now, flag="until") or now,
+        since=since,
+        until=until,
         against=asked_moment(query.against, now, flag="against"),
         workload=query.workload,
         template_id=query.template_id,
@@ -173,11 +173,12 @@ async def get_rates(
     buckets: Annotated[int, Query(ge=1, le=500)] = 24,
 ) -> Response:
     """How many lines each workload wrote in equal parts of a span."""
-    api, now = api_of(request), utc_now()
+    api = api_of(request)
+    begin, end = pattern_span(since, until, utc_now())
     ask = partial(
         stored_rates,
-        since=time_of(since, now, flag="since"),
-        until=asked_moment(until, now, flag="until") or now,
+        since=begin,
+        until=end,
         workload=workload,
         buckets=buckets,
         only=asker.only,

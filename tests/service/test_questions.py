@@ -1,0 +1,30 @@
+"""Questions as people write them."""
+
+from datetime import UTC, datetime, timedelta
+
+from pipeline.service.questions import PatternsAsked, pattern_span
+
+NOW = datetime(2026, 11, 25, 12, 3, 7, 250, tzinfo=UTC)
+FIVE = timedelta(minutes=5)
+
+
+def test_a_long_span_up_to_now_is_whole_five_minutes_and_so_is_the_one_before() -> None:
+    since, until = pattern_span("24h", None, NOW)
+    assert (since, until) == (
+        datetime(2026, 11, 24, 12, tzinfo=UTC),
+        datetime(2026, 11, 25, 12, 5, tzinfo=UTC),
+    )
+    begin, end = PatternsAsked(since=since, until=until).other
+    assert end == since
+    assert all((at - since) % FIVE == timedelta(0) for at in (begin, end, until))
+
+
+def test_other_spans_are_as_they_are_written() -> None:
+    assert pattern_span("1h", None, NOW) == (NOW - timedelta(hours=1), NOW)
+    assert pattern_span("24h", "1h", NOW) == (NOW - timedelta(hours=24), NOW - timedelta(hours=1))
+    assert pattern_span("2026-11-24T10:00:01", None, NOW) == (
+        datetime(2026, 11, 24, 10, 0, 1, tzinfo=UTC),
+        NOW,
+    )
+    even = datetime(2026, 11, 25, 12, 5, tzinfo=UTC)
+    assert pattern_span("24h", None, even) == (even - timedelta(hours=24), even)
