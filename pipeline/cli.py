@@ -60,6 +60,7 @@ VERBS: Final = (
         None,
         "what is running, what waits, which models are live, what trains next and why",
     ),
+    Verb("console", "console", None, "a link that opens the console in a browser of this machine, good once"),
     Verb("doctor", "doctor", None, "what is missing on this machine, and how to get it"),
     Verb("formats", "formats", flags.formats, "the known log formats, or which of them a file has"),
     Verb(

@@ -33,6 +33,7 @@ IMPORTED_AS = {
     "opentelemetry-proto": "opentelemetry",
     "googleapis-common-protos": "google",
     "grpcio": "grpc",
+    "python-multipart": "python_multipart",
 }
 
 pytestmark = pytest.mark.timeout(300)

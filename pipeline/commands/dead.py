@@ -39,7 +39,7 @@ def _change(args: argparse.Namespace) -> int:
     if args.url is not None:
         raise BadInput(f"`logweir dead {args.action}` works on the machine itself; leave out --url")
     from pipeline.redis.connection import connect
-    from pipeline.service.audit import user_of_machine
+    from pipeline.service.access.audit import user_of_machine
     from pipeline.service.dead_letters import change_dead_letters
 
     settings = reached(settings_of(args))

@@ -42,7 +42,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
         "uvicorn",
         "zstandard",
     ),
-    "api": ("fastapi", "httptools", "uvicorn"),
+    "api": ("fastapi", "httptools", "python_multipart", "uvicorn"),
     "gpu": ("pynvml",),
     "opensearch": ("opensearchpy",),
     "kafka": ("confluent_kafka",),

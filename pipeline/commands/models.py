@@ -108,7 +108,7 @@ def _export(args: argparse.Namespace, client: "redis.Redis", settings: "Settings
 
 
 def _promote(args: argparse.Namespace, client: "redis.Redis", settings: "Settings") -> int:
-    from pipeline.service.audit import user_of_machine
+    from pipeline.service.access.audit import user_of_machine
     from pipeline.service.models import promote_model
 
     if not args.version:
@@ -118,7 +118,7 @@ def _promote(args: argparse.Namespace, client: "redis.Redis", settings: "Setting
 
 
 def _rollback(args: argparse.Namespace, client: "redis.Redis", settings: "Settings") -> int:
-    from pipeline.service.audit import user_of_machine
+    from pipeline.service.access.audit import user_of_machine
     from pipeline.service.models import roll_back_model
 
     by = user_of_machine()

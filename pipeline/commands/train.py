@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
 def _train(args: argparse.Namespace, settings: "Settings") -> int:
     from pipeline.controller.trainings import Trainings
     from pipeline.redis.connection import connect
-    from pipeline.service.audit import user_of_machine
+    from pipeline.service.access.audit import user_of_machine
     from pipeline.service.trainings import request_training
 
     client = connect(settings)
@@ -171,7 +171,7 @@ def _state(status: Status) -> str:
 
 def _cancel(args: argparse.Namespace, settings: "Settings") -> int:
     from pipeline.redis.connection import connect
-    from pipeline.service.audit import user_of_machine
+    from pipeline.service.access.audit import user_of_machine
     from pipeline.service.trainings import cancel_training
 
     request_id, answer = cancel_training(connect(settings), settings, args.cancel, by=user_of_machine())

@@ -4,6 +4,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
@@ -16,8 +17,9 @@ from pipeline.errors import RedisUnavailable
 from pipeline.ledger.ledger import Ledger
 from pipeline.logs import set_up
 from pipeline.redis.connection import connect
-from pipeline.service.keys import SEND, SenderKeys
-from pipeline.service.own_key import own_key_file
+from pipeline.service.access.console_sessions import ConsoleSessions
+from pipeline.service.access.keys import SEND, SenderKeys
+from pipeline.service.access.own_key import own_key_file
 from pipeline.settings import Settings
 from pipeline.settings.listeners import DEFAULT, Listener
 from pipeline.settings.values import masked_url
@@ -79,6 +81,7 @@ def main(args: argparse.Namespace) -> int:
             _show_intake(console, stack, wanted, where)
             console.print(f"  look at it:  logweir status{where}", markup=False, soft_wrap=True)
             if stack.api_url is not None:
+                _show_console(console, stack.api_url, stack.settings, where)
                 key = display(own_key_file(stack.settings.data.dir))
                 console.print(
                     f"  ask it:      logweir --url {stack.api_url} --key @{key} status",
@@ -104,6 +107,21 @@ def main(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             console.print("stopping: workers finish their step first", markup=False)
     return 0
+
+
+def _show_console(console: Console, url: str, settings: Settings, where: str) -> None:
+    """The way into the console."""
+    if not Listener.parse(url, setting="api").loopback:
+        console.print(f"  console:     {url} (sign in with a key)", markup=False, soft_wrap=True)
+        return
+    with suppress(RedisUnavailable):  # `logweir console` prints one later
+        link = ConsoleSessions(connect(settings), settings).link(url)
+        console.print(f"  console:     {link}", markup=False, soft_wrap=True)
+        console.print(
+            f"               good once; `logweir console{where}` prints another one",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def _show_intake(console: Console, stack: "Stack", wanted: Sequence[str], where: str) -> None:

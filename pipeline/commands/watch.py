@@ -34,7 +34,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _change(args: argparse.Namespace) -> int:
     from pipeline.redis.connection import connect
-    from pipeline.service.audit import user_of_machine
+    from pipeline.service.access.audit import user_of_machine
     from pipeline.service.watchlist import change_watchlist
 
     settings = reached(settings_of(args))

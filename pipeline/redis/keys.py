@@ -92,9 +92,15 @@ class Keys:
     intake = KeyFamily("young, :old", "hash identity -> digest of the body",
         "requests that the intake has taken in, and since when under ``",
         "ledger/accept_many.lua rotates young to old, after 10 minutes or 200,000; TTL 20 minutes")
-    sender_keys = Key("hash name -> JSON", "keys of senders and of people who ask: digest, scopes, workloads (service/keys.py)",
+    sender_keys = Key("hash name -> JSON", "keys of senders and of people who ask: digest, scopes, workloads (service/access/keys.py)",
         "1,000; `logweir keys revoke`")
-    audit = Key("stream", "changes that people made: who, what, of which thing (service/audit.py)", "10,000")
+    console_link = KeyFamily("<digest>", "string", "a link to the console, good once (service/access/console_sessions.py)",
+        "TTL 10 minutes; deleted when it is used")
+    console_session = KeyFamily("<digest>", "string", "a session of the console, and its key, JSON",
+        "TTL 12 hours; deleted when its user signs out")
+    incident_states = Key("hash incident -> JSON", "what people decided of incidents (service/incident_states.py)",
+        "5,000; the oldest go")
+    audit = Key("stream", "changes that people made: who, what, of which thing (service/access/audit.py)", "10,000")
     senders = Key("hash `protocol key peer` -> JSON", "who sends, how much, and when last",
         "1,000; the longest silent one goes; TTL 30 days")
     samples = Key("list JSON", "a few lines of each sender, whose formats a worker looks for",

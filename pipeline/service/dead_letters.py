@@ -10,7 +10,7 @@ from pipeline.errors import BadPayload, NotFound, TooNew
 from pipeline.ledger.ledger import Ledger
 from pipeline.records.delivery import DeadLetter
 from pipeline.redis.connection import answering
-from pipeline.service.audit import record_change
+from pipeline.service.access.audit import record_change
 from pipeline.service.cursors import cursor_position, cursor_text
 from pipeline.service.values import BatchesChanged, DeadBatch, DeadLetterPage
 from pipeline.settings import Settings

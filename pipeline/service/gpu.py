@@ -12,7 +12,7 @@ from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import Need, PoolLease, PoolRequest, scoring_need
 from pipeline.messages.routing import QUEUE_GPU, GpuView, route
 from pipeline.observe.presence import Presence
-from pipeline.service.audit import record_change
+from pipeline.service.access.audit import record_change
 from pipeline.service.questions import UsageColumn
 from pipeline.service.values import CanInfer, UsageView
 from pipeline.settings import Settings

@@ -14,7 +14,7 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.models.registry import Registry
 from pipeline.records.batch import utc_now
 from pipeline.redis.connection import connect
-from pipeline.service.audit import read_audit
+from pipeline.service.access.audit import read_audit
 from pipeline.service.dead_letters import chosen_letters, read_dead_batch, read_dead_letters
 from pipeline.service.gpu import read_usage
 from pipeline.service.incidents import read_incident, read_incidents

@@ -9,7 +9,7 @@ from pipeline.errors import BadInput
 from pipeline.ledger.ledger import Ledger
 from pipeline.marks.marks import Kind, Mark, State, Target
 from pipeline.marks.store import Marks
-from pipeline.service.audit import record_change
+from pipeline.service.access.audit import record_change
 from pipeline.service.mark_target import Named
 from pipeline.service.values import MarksView, MarkView
 from pipeline.settings import Settings

@@ -12,7 +12,7 @@ from pipeline.models.registry import Registry
 from pipeline.records.batch import utc_now
 from pipeline.records.versions import Live
 from pipeline.redis.keys import SHARED
-from pipeline.service.audit import record_change
+from pipeline.service.access.audit import record_change
 from pipeline.service.values import ModelView, Moved
 from pipeline.settings import Settings
 

@@ -15,7 +15,7 @@ from pipeline.messages.app import app_of
 from pipeline.messages.submit import Submit
 from pipeline.records.batch import utc_now
 from pipeline.redis.keys import SHARED
-from pipeline.service.audit import record_change
+from pipeline.service.access.audit import record_change
 from pipeline.settings import Settings
 
 MAX_TRAININGS = 200  # as many as are kept

@@ -7,7 +7,7 @@ import redis
 
 from pipeline.controller.watchlist import Watched, Watchlist, covers, unwatched
 from pipeline.ledger.ledger import Ledger
-from pipeline.service.audit import record_change
+from pipeline.service.access.audit import record_change
 from pipeline.service.values import SeenWorkload, WatchedPattern, WatchlistChange, WatchlistView
 from pipeline.settings import Settings
 

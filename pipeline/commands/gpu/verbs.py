@@ -171,7 +171,7 @@ def _tenants(args: argparse.Namespace, facts: Mapping[str, Any]) -> int:
 
 
 def _release(args: argparse.Namespace, pool: Any, settings: "Settings") -> int:
-    from pipeline.service.audit import user_of_machine
+    from pipeline.service.access.audit import user_of_machine
     from pipeline.service.gpu import release_lease
 
     release_lease(pool.client, settings, args.lease, args.token, by=user_of_machine())
@@ -179,7 +179,7 @@ def _release(args: argparse.Namespace, pool: Any, settings: "Settings") -> int:
 
 
 def _revoke(args: argparse.Namespace, pool: Any, settings: "Settings") -> int:
-    from pipeline.service.audit import user_of_machine
+    from pipeline.service.access.audit import user_of_machine
     from pipeline.service.gpu import revoke_lease
 
     revoke_lease(pool.client, settings, args.lease, args.why, by=user_of_machine())
@@ -189,7 +189,7 @@ def _revoke(args: argparse.Namespace, pool: Any, settings: "Settings") -> int:
 
 def _clear(args: argparse.Namespace, pool: Any, settings: "Settings") -> int:
     from pipeline.commands.gpu.request import device_of
-    from pipeline.service.audit import record_change, user_of_machine
+    from pipeline.service.access.audit import record_change, user_of_machine
 
     snapshot = pool.snapshot()
     device = device_of(args.device, snapshot)

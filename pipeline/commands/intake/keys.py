@@ -8,8 +8,8 @@ from rich.table import Table
 from pipeline.commands.common import cell, out, print_json, printable, reached, redis_explained, settings_of
 from pipeline.errors import BadInput
 from pipeline.redis.connection import connect
-from pipeline.service.audit import record_change, user_of_machine
-from pipeline.service.keys import SEND, SenderKey, SenderKeys
+from pipeline.service.access.audit import record_change, user_of_machine
+from pipeline.service.access.keys import SEND, SenderKey, SenderKeys
 from pipeline.settings import Settings
 from pipeline.units import span
 

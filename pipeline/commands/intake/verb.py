@@ -11,7 +11,7 @@ from pipeline.commands.intake.snippets import of_scheme, snippet_lines, snippet_
 from pipeline.errors import BadInput
 from pipeline.redis.attach import running
 from pipeline.redis.connection import connect
-from pipeline.service.keys import SEND, SenderKeys
+from pipeline.service.access.keys import SEND, SenderKeys
 from pipeline.settings import Settings
 from pipeline.settings.listeners import Listener
 from pipeline.units import plural

@@ -65,7 +65,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def _put(args: argparse.Namespace, finder: "Finder") -> int:
     from pipeline.marks.marks import Kind
-    from pipeline.service.audit import user_of_machine
+    from pipeline.service.access.audit import user_of_machine
     from pipeline.service.marks import mark_view, put_mark
 
     named = finder.find_line(_typed()) if args.pattern == "-" else finder.find(args.pattern)
@@ -107,7 +107,7 @@ def _put(args: argparse.Namespace, finder: "Finder") -> int:
 
 
 def _revoke(args: argparse.Namespace, finder: "Finder") -> int:
-    from pipeline.service.audit import user_of_machine
+    from pipeline.service.access.audit import user_of_machine
     from pipeline.service.marks import bare_target, mark_view, revoke_marks
 
     wanted = finder.targets_of_line(_typed()) if args.revoke == "-" else finder.targets(args.revoke)

@@ -6,6 +6,7 @@ A key with workloads sees only what is theirs, and nothing of the pipeline as a 
 import hmac
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -13,7 +14,7 @@ import redis
 from fastapi import Request
 
 from pipeline.errors import RedisUnavailable
-from pipeline.service.keys import ADMIN, SenderKey, SenderKeys, authorization_texts, key_digest
+from pipeline.service.access.keys import ADMIN, SenderKey, SenderKeys, authorization_texts, key_digest
 from pipeline.settings.listeners import Listener
 from pipeline.workers.api.problems import AskRefused
 from pipeline.workers.sockets import is_own_host
@@ -49,8 +50,8 @@ class Doorkeeper:
             texts = [other]
         if not texts:
             raise AskRefused(401, f"this needs a key, in the header `Authorization: Bearer KEY`{REMEDY}")
-        if self.own and self.listener.loopback and self._is_own(texts):
-            return Asker(name=LOCAL, key=_own_key(self.own))
+        if any(map(self.is_own, texts)):
+            return own_asker(self.own)
         try:
             found = (await self.keys.ring()).find(texts)
         except (RedisUnavailable, redis.RedisError) as exc:
@@ -70,8 +71,9 @@ class Doorkeeper:
         if origin is not None and urlsplit(origin).netloc.lower() != (host or "").lower():
             raise AskRefused(403, f"pages of {origin[:100]!r} may not ask this API; ask from its own host")
 
-    def _is_own(self, texts: list[str]) -> bool:
-        return any(hmac.compare_digest(key_digest(text), self.own) for text in texts)
+    def is_own(self, text: str) -> bool:
+        """Whether it is the stack's own key, which is good on loopback alone."""
+        return bool(self.own) and self.listener.loopback and hmac.compare_digest(key_digest(text), self.own)
 
 
 def needs(scope: str, *, whole: bool = True) -> Callable[[Request], Awaitable[Asker]]:
@@ -95,7 +97,8 @@ def needs(scope: str, *, whole: bool = True) -> Callable[[Request], Awaitable[As
     return asker
 
 
-def _own_key(digest: str) -> SenderKey:
-    from datetime import UTC, datetime
-
-    return SenderKey(name=LOCAL, digest=digest, created=datetime.now(UTC), scopes=(ADMIN,))
+def own_asker(digest: str = "") -> Asker:
+    """The user of this machine. `digest`: of the stack's own key."""
+    return Asker(
+        name=LOCAL, key=SenderKey(name=LOCAL, digest=digest, created=datetime.now(UTC), scopes=(ADMIN,))
+    )

@@ -14,10 +14,10 @@ from pipeline.marks.marks import Target
 from pipeline.models.registry import Registry
 from pipeline.records.batch import utc_now
 from pipeline.redis.keys import SHARED
-from pipeline.service.audit import record_change
+from pipeline.service.access.audit import record_change
+from pipeline.service.access.keys import ADMIN, MARK, OPERATE, SenderKeys
 from pipeline.service.dead_letters import change_dead_letters
 from pipeline.service.gpu import release_lease, renew_lease, request_lease
-from pipeline.service.keys import ADMIN, MARK, OPERATE, SenderKeys
 from pipeline.service.mark_target import Finder
 from pipeline.service.marks import mark_view, put_mark, revoke_marks
 from pipeline.service.models import chosen_version, promote_model, roll_back_model

@@ -1,4 +1,4 @@
-"""The application of the API: routes below /api/v1, and bounds on every request."""
+"""The application of the API: routes below /api/v1, the console beside them, and bounds on every request."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -15,6 +15,7 @@ from pipeline.redis.connection import answering
 from pipeline.workers.api import acting, facts, stored
 from pipeline.workers.api.answering import problem_schema
 from pipeline.workers.api.asking import Api
+from pipeline.workers.api.console.app import install_console
 from pipeline.workers.api.problems import AskRefused, install_problems, problem
 
 PREFIX: Final = "/api/v1"
@@ -48,6 +49,7 @@ def api_app(api: Api) -> FastAPI:
         await api.facts(ask)
         return PlainTextResponse("ready\n")
 
+    install_console(app)
     return app
 
 

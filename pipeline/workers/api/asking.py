@@ -14,13 +14,14 @@ from typing import Any, Final, TypeVar
 import redis
 from fastapi import Request
 
-from pipeline.service.keys import SenderKeys
+from pipeline.service.access.keys import SenderKeys
 from pipeline.settings import Settings
 from pipeline.sinks.answers.answers import Answers
 from pipeline.sinks.answers.choose import answers_of
 from pipeline.workers.api.access import Doorkeeper
 from pipeline.workers.api.changes import ChangeFeed
 from pipeline.workers.api.problems import AskRefused
+from pipeline.workers.api.sharing import SharedAnswers
 
 ENGINES: Final = 2
 ENGINE_MEMORY: Final = "256MB"  # each; the process needs about 300 MB more
@@ -44,6 +45,7 @@ class Api:
         self.doorkeeper = doorkeeper
         self.keys = keys
         self.feed = ChangeFeed(client, settings)
+        self.shared = SharedAnswers()
         self.streams = asyncio.Semaphore(STREAMS)
         self._threads = ThreadPoolExecutor(REDIS_THREADS, thread_name_prefix="api")
         self._engine_threads = ThreadPoolExecutor(ENGINES, thread_name_prefix="api-engine")
@@ -56,9 +58,9 @@ class Api:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, partial(ask, *args, **how))
 
-    async def stored(self, request: Request, ask: Callable[[Answers], T]) -> T:
-        """The answer of a question about stored results. Raises AskRefused where too many wait or the client
-        went away."""
+    async def stored(self, request: Request | None, ask: Callable[[Answers], T]) -> T:
+        """The answer of a question about stored results. `request`: whose client ends it by going away; None
+        where others wait for it too. Raises AskRefused where too many wait or the client went away."""
         async with self._engine() as answers:
             loop = asyncio.get_running_loop()
             asked = loop.run_in_executor(self._engine_threads, ask, answers)
@@ -119,6 +121,9 @@ def api_of(request: Request) -> Api:
     return found
 
 
-async def _until_gone(request: Request) -> None:
+async def _until_gone(request: Request | None) -> None:
+    if request is None:
+        await asyncio.Event().wait()
+        return
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -11,12 +11,12 @@ from pipeline.errors import BadInput
 from pipeline.gpu.pool import Pool
 from pipeline.models.registry import Registry
 from pipeline.records.batch import utc_now
-from pipeline.service.audit import read_audit
+from pipeline.service.access.audit import read_audit
+from pipeline.service.access.keys import ADMIN, OPERATE, READ, SenderKeys
 from pipeline.service.cursors import page_of
 from pipeline.service.dead_letters import read_dead_batch, read_dead_letters
 from pipeline.service.gpu import can_infer, read_usage
 from pipeline.service.incidents import read_incident, read_incidents
-from pipeline.service.keys import ADMIN, OPERATE, READ, SenderKeys
 from pipeline.service.marks import read_marks
 from pipeline.service.models import read_model, read_models
 from pipeline.service.pool_facts import lease_rows, pool_facts, tenant_rows

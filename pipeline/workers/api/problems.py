@@ -84,11 +84,17 @@ def problem(status: int, sentence: object, instance: str = "") -> Response:
     return Response(msgspec.json.encode(body), status, headers, media_type=PROBLEM)
 
 
+def status_of(exc: LogweirError) -> int:
+    """The status that an error of ours is answered with."""
+    return next(status for kind, status in _STATUS if isinstance(exc, kind))
+
+
 def install_problems(app: FastAPI) -> None:
     """Every error of a route becomes a problem."""
 
     async def of_ours(request: Request, exc: Exception) -> Response:
-        status = next(status for kind, status in _STATUS if isinstance(exc, kind))
+        assert isinstance(exc, LogweirError)  # noqa: S101 - it is installed for these
+        status = status_of(exc)
         if status == 500:
             logger().error("api.failed", path=request.url.path, why=str(exc))
         return problem(status, exc, request.url.path)

@@ -16,8 +16,8 @@ from typing import Final
 from pipeline.errors import BadInput, BadSetting
 from pipeline.logs import logger, set_up
 from pipeline.redis.connection import connect
-from pipeline.service.keys import READ, SenderKeys, key_digest
-from pipeline.service.own_key import read_own_key
+from pipeline.service.access.keys import READ, SenderKeys, key_digest
+from pipeline.service.access.own_key import read_own_key
 from pipeline.settings import Settings
 from pipeline.settings.listeners import Listener
 from pipeline.workers.api.access import Doorkeeper

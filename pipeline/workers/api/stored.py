@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline.errors import BadInput
 from pipeline.records.batch import utc_now
-from pipeline.service.keys import READ
+from pipeline.service.access.keys import READ
 from pipeline.service.lines import around_line, stored_lines, stored_patterns, stored_rates
 from pipeline.service.questions import LinesAsked, PatternsAsked, asked_moment, pattern_span, template_number
 from pipeline.service.values import LinePage, PatternPage, RateTable

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from pipeline.service.keys import SEND, KeyRing, SenderKey, authorization_texts
+from pipeline.service.access.keys import SEND, KeyRing, SenderKey, authorization_texts
 from pipeline.workers.intake.refusals import Refusal, RequestRefused
 from pipeline.workers.sockets import is_own_host
 

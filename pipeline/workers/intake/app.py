@@ -19,7 +19,7 @@ from pipeline.errors import RedisUnavailable
 from pipeline.logs import logger
 from pipeline.observe import counters as metrics
 from pipeline.records.delivery import Full
-from pipeline.service.keys import KeyRing, SenderKey, SenderKeys
+from pipeline.service.access.keys import KeyRing, SenderKey, SenderKeys
 from pipeline.service.senders import SentBy
 from pipeline.settings.listeners import Listener
 from pipeline.sources.protocols.answers import hec_answers

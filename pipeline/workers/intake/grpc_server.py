@@ -19,7 +19,7 @@ from pipeline.errors import RedisUnavailable
 from pipeline.logs import logger
 from pipeline.observe import counters as metrics
 from pipeline.records.delivery import Full
-from pipeline.service.keys import SenderKey
+from pipeline.service.access.keys import SenderKey
 from pipeline.service.senders import SentBy
 from pipeline.sources.protocols.answers.otlp_answers import otlp_response
 from pipeline.sources.protocols.contract import Hints, Undecodable

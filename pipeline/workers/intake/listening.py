@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pipeline.errors import BadInput
-from pipeline.service.keys import SenderKey
+from pipeline.service.access.keys import SenderKey
 from pipeline.settings.listeners import Listener
 from pipeline.workers.http_server import HttpServer
 from pipeline.workers.intake.access import check_access

@@ -23,7 +23,7 @@ from pipeline.observe import counters as metrics
 from pipeline.producer import Producer
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
-from pipeline.service.keys import SEND, SenderKeys
+from pipeline.service.access.keys import SEND, SenderKeys
 from pipeline.service.senders import PUSH_S
 from pipeline.settings import Settings
 from pipeline.settings.listeners import Listener

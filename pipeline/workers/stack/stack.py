@@ -33,7 +33,7 @@ from pipeline.redis.check import check_redis
 from pipeline.redis.connection import connect
 from pipeline.redis.leases import Leases
 from pipeline.redis.shards import of_shard
-from pipeline.service.own_key import make_own_key
+from pipeline.service.access.own_key import make_own_key
 from pipeline.settings import Settings
 from pipeline.settings.kafka import kafka_packages, with_absolute_files
 from pipeline.settings.listeners import API_DEFAULT, Listener

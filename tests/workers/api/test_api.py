@@ -41,8 +41,8 @@ from pipeline.records.delivery import Meta
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
-from pipeline.service.keys import SenderKeys
-from pipeline.service.own_key import own_key_file
+from pipeline.service.access.keys import SenderKeys
+from pipeline.service.access.own_key import own_key_file
 from pipeline.service.questions import LinesAsked, PatternsAsked
 from pipeline.service.values import Line
 from pipeline.settings import Settings

@@ -16,7 +16,7 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.messages.submit import Submit
 from pipeline.producer import Producer
 from pipeline.redis.connection import connect
-from pipeline.service.keys import SenderKeys
+from pipeline.service.access.keys import SenderKeys
 from pipeline.settings import Settings
 from pipeline.settings.listeners import Listener
 from pipeline.workers import http_server

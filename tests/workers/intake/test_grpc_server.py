@@ -25,7 +25,7 @@ from opentelemetry.sdk._logs.export import SimpleLogRecordProcessor
 from opentelemetry.sdk.resources import Resource
 from tls_redis import Certificates
 
-from pipeline.service.keys import SenderKey, key_digest
+from pipeline.service.access.keys import SenderKey, key_digest
 from pipeline.workers.intake import grpc_server
 from pipeline.workers.intake.grpc_server import EXPORT, GrpcServer
 from pipeline.workers.intake.refusals import Refusal, RequestRefused

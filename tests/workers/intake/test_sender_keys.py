@@ -13,7 +13,7 @@ from pipeline.commands.intake.snippets import SNIPPETS, snippet_lines, snippet_t
 from pipeline.errors import BadInput
 from pipeline.redis.connection import connect
 from pipeline.service import keys as keys_module
-from pipeline.service.keys import SenderKeys
+from pipeline.service.access.keys import SenderKeys
 from pipeline.settings import Settings
 from pipeline.settings.listeners import Listener
 from pipeline.workers.intake.access import check_access

@@ -26,7 +26,7 @@ from tls_redis import Certificates
 from pipeline.commands.intake.snippets import snippet_text
 from pipeline.records.pushed import PushedRecords
 from pipeline.redis.connection import connect
-from pipeline.service.keys import SenderKeys
+from pipeline.service.access.keys import SenderKeys
 from pipeline.settings import Settings
 
 pytestmark = pytest.mark.long  # starts processes

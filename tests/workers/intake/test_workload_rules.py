@@ -28,7 +28,7 @@ def intake(settings: Settings, tmp_path: Path) -> Iterator[Intake]:
 def test_rules_name_workloads_and_are_read_again(intake: Intake, tmp_path: Path) -> None:
     """One process for all of it: the scope of a key, a new file, and a wrong one."""
     from pipeline.redis.connection import connect
-    from pipeline.service.keys import SenderKeys
+    from pipeline.service.access.keys import SenderKeys
 
     keys = SenderKeys(connect(intake.settings), intake.settings)
 

@@ -1,0 +1,143 @@
+"""The questions that several pages ask, each shared by the pages that are open."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final
+
+from fastapi import Request
+
+from pipeline.records.batch import utc_now
+from pipeline.service.incident_states import Decision, IncidentState, incident_state, read_decisions
+from pipeline.service.incidents import read_incidents
+from pipeline.service.lines import stored_lines, stored_patterns, stored_rates
+from pipeline.service.marks import read_marks
+from pipeline.service.questions import LinesAsked, PatternsAsked, pattern_span
+from pipeline.service.status import read_status
+from pipeline.service.values import (
+    IncidentView,
+    LinePage,
+    MarkView,
+    PatternPage,
+    RateTable,
+    StackStatus,
+)
+from pipeline.workers.api.asking import api_of
+from pipeline.workers.api.console.views import Visitor
+from pipeline.workers.api.console.words import iso_time
+
+STORED_FRESH_S: Final = 5.0
+ATTENTION: Final = (IncidentState.REGRESSED, IncidentState.OPEN, IncidentState.ACKNOWLEDGED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentRow:
+    """An incident with its state and the decision behind it."""
+
+    incident: IncidentView
+    state: IncidentState
+    decision: Decision | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """The span of a page: as it is written, and its two ends."""
+
+    text: tuple[str, str]
+    since: datetime
+    until: datetime
+
+    @property
+    def length(self) -> timedelta:
+        return self.until - self.since
+
+
+def span_of(since: str, until: str | None) -> Span:
+    """The span of the parameters `since` and `until`. Raises BadInput."""
+    begin, end = pattern_span(since, until, utc_now())
+    return Span(text=(since, until or ""), since=begin, until=end)
+
+
+async def the_status(request: Request) -> StackStatus:
+    """What runs and what waits."""
+    api = api_of(request)
+    ask = partial(api.facts, read_status, api.settings, api.client)
+    return await api.shared.ask("status", ask)
+
+
+async def the_incidents(request: Request, visitor: Visitor) -> list[IncidentRow]:
+    """All incidents: those that need somebody first, then the newest first."""
+    api, only = api_of(request), visitor.asker.only
+
+    def read() -> list[IncidentRow]:
+        now = utc_now()
+        decided = read_decisions(api.client, api.settings)
+        rows = [
+            IncidentRow(
+                incident=one,
+                decision=decided.get(one.id),
+                state=incident_state(one, decided.get(one.id), now),
+            )
+            for one in read_incidents(api.client, api.settings, now, only=only).incidents
+        ]
+        rank = {state: at for at, state in enumerate(ATTENTION)}
+        return sorted(rows, key=lambda row: (rank.get(row.state, 9), -row.incident.first.timestamp()))
+
+    return await api.shared.ask(("incidents", only), partial(api.facts, read), fresh_s=0.5)
+
+
+async def the_marks(request: Request) -> dict[tuple[int, str], MarkView]:
+    """The marks of templates that hold, by template and workload ("" for all)."""
+    api = api_of(request)
+    marks = await api.shared.ask(
+        "marks", partial(api.facts, read_marks, api.client, api.settings), fresh_s=0.5
+    )
+    return {
+        (mark.template_id, mark.workload or ""): mark
+        for mark in marks.marks
+        if mark.template_id is not None and not mark.expired
+    }
+
+
+async def some_rates(
+    request: Request, visitor: Visitor, span: Span, *, buckets: int, workload: str | None = None
+) -> RateTable:
+    """Lines by workload and time."""
+    api, only = api_of(request), visitor.asker.only
+    ask = partial(
+        stored_rates, since=span.since, until=span.until, workload=workload, buckets=buckets, only=only
+    )
+    question = ("rates", only, span.text, workload, buckets)
+    return await api.shared.ask(question, partial(api.stored, None, ask), fresh_s=STORED_FRESH_S)
+
+
+async def some_patterns(
+    request: Request, asked: PatternsAsked, *, question: Sequence[object] = ()
+) -> PatternPage:
+    """A page of patterns. `question`: shares the answer with pages that ask the same; none without."""
+    api = api_of(request)
+    ask = partial(stored_patterns, client=api.client, settings=api.settings, asked=asked)
+    if not question:
+        return await api.stored(request, ask)
+    return await api.shared.ask(
+        ("patterns", *question), partial(api.stored, None, ask), fresh_s=STORED_FRESH_S
+    )
+
+
+async def newest_span(request: Request, visitor: Visitor) -> Span | None:
+    """The day that ends with the newest stored line, None where nothing is stored."""
+    api, only = api_of(request), visitor.asker.only
+    ask = partial(stored_lines, settings=api.settings, asked=LinesAsked(limit=1, only=only))
+    page = await api.shared.ask(("newest", only), partial(api.stored, None, ask), fresh_s=STORED_FRESH_S)
+    if not page.lines:
+        return None
+    until = page.lines[0].timestamp.replace(microsecond=0) + timedelta(seconds=1)
+    since = until - timedelta(days=1)
+    return Span(text=(iso_time(since), iso_time(until)), since=since, until=until)
+
+
+async def some_lines(request: Request, asked: LinesAsked) -> LinePage:
+    """Stored lines that match."""
+    api = api_of(request)
+    return await api.stored(request, partial(stored_lines, settings=api.settings, asked=asked))

@@ -1,0 +1,121 @@
+"""Forms: marks, and the states of incidents. Each answers with a note that offers to undo it."""
+
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Depends, Form, Request
+from fastapi.responses import RedirectResponse, Response
+
+from pipeline.controller.watchlist import covers
+from pipeline.errors import BadInput, NotFound
+from pipeline.marks.marks import Target
+from pipeline.service.access.keys import MARK
+from pipeline.service.incident_states import Action, decide_incident
+from pipeline.service.mark_target import Finder
+from pipeline.service.marks import put_mark, revoke_marks
+from pipeline.service.questions import template_number
+from pipeline.units import listed
+from pipeline.workers.api.asking import api_of
+from pipeline.workers.api.console.doors import ConsoleRoute, sees
+from pipeline.workers.api.console.views import Visitor, render
+
+router: Final = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
+May = Annotated[Visitor, Depends(sees(MARK))]
+MOST: Final = 200  # patterns of one form
+_SAYS: Final = {
+    Action.ACKNOWLEDGE: "acknowledged",
+    Action.RESOLVE: "resolved",
+    Action.SNOOZE: "snoozed",
+    Action.REOPEN: "open again",
+}
+
+
+@router.post("/do/mark")
+async def post_marks(
+    request: Request,
+    visitor: May,
+    *,
+    state: Annotated[Literal["normal", "anomalous", ""], Form()],
+    pattern: Annotated[list[str], Form(max_length=300)],
+    why: Annotated[str, Form(max_length=500)] = "",
+    lasts: Annotated[str, Form(max_length=12)] = "",
+) -> Response:
+    """Marks patterns, or takes their marks back. `pattern`: T17 for every workload, or "T17 shop/web"."""
+    if len(pattern) > MOST:
+        raise BadInput(f"{len(pattern)} patterns at a time are too many; choose at most {MOST}")
+    api = api_of(request)
+    wanted = [_target(one) for one in pattern]
+    for _, workload in wanted:
+        _check_sees(visitor, workload)
+
+    def act() -> None:
+        for number, workload in wanted:
+            if state:
+                named = Finder(api.client, api.settings).find(f"T{number}")
+                put_mark(
+                    api.client, api.settings, named, state,
+                    workload=workload, lasts=lasts or None, by=visitor.asker.name, why=why,
+                )  # fmt: skip
+            else:
+                revoke_marks(
+                    api.client, api.settings, ([Target.template(number)], ""), workload,
+                    by=visitor.asker.name,
+                )  # fmt: skip
+
+    await api.facts(act)
+    api.shared.forget("marks")
+    names = listed([f"T{number}" for number, _ in wanted])
+    text = f"{names} marked {state}" if state else f"{names}: the mark is taken back"
+    undo = {"action": "/do/mark", "fields": [("state", ""), *(("pattern", one) for one in pattern)]}
+    return _done(request, visitor, text, undo if state else None)
+
+
+@router.post("/do/incident/{name}/{action}")
+async def post_incident(
+    request: Request,
+    visitor: May,
+    *,
+    name: str,
+    action: Action,
+    seen: Annotated[str, Form(max_length=40)] = "",
+    lasts: Annotated[str, Form(max_length=12)] = "",
+    why: Annotated[str, Form(max_length=500)] = "",
+) -> Response:
+    """Acknowledges, resolves, snoozes or opens again."""
+    api = api_of(request)
+    try:
+        at = datetime.fromisoformat(seen) if seen else None
+    except ValueError as exc:
+        raise BadInput(f"seen {seen[:40]!r} is no time; open the page again") from exc
+    await api.facts(
+        decide_incident, api.client, api.settings, name, action,
+        by=visitor.asker.name, seen=at, lasts=lasts or None, why=why, only=visitor.asker.only,
+    )  # fmt: skip
+    api.shared.forget("incidents")
+    undo = {"action": f"/do/incident/{name}/reopen", "fields": []}
+    return _done(
+        request, visitor, f"The incident is {_SAYS[action]}", None if action is Action.REOPEN else undo
+    )
+
+
+def _target(text: str) -> tuple[int, str]:
+    name, _, workload = text.partition(" ")
+    return template_number(name, flag="the pattern"), workload
+
+
+def _check_sees(visitor: Visitor, workload: str) -> None:
+    only = visitor.asker.only
+    if only and not (workload and covers(only, workload)):
+        raise NotFound(f"the key {visitor.asker.name!r} marks patterns of {', '.join(only)} alone")
+
+
+def _done(request: Request, visitor: Visitor, text: str, undo: dict[str, Any] | None) -> Response:
+    """A note on the page; without scripts, the page again."""
+    if not request.headers.get("hx-request"):
+        back = request.headers.get("referer", "")
+        host = request.headers.get("host", "")
+        inside = back.partition("://")[2]
+        return RedirectResponse("/" + inside.partition("/")[2] if inside.startswith(f"{host}/") else "/", 303)
+    answer = render(request, visitor, "toast.html", text=text, undo=undo, bad=False)
+    answer.headers["HX-Trigger"] = "lw-changed"
+    return answer

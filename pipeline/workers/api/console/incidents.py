@@ -1,0 +1,154 @@
+"""Incidents: a list by state, and one with its causes in order, lines of each, and what people decided."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Annotated, Final, Literal
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import Response
+
+from pipeline.errors import NotFound
+from pipeline.records.batch import utc_now
+from pipeline.service.incident_states import IncidentState
+from pipeline.service.lines import stored_lines
+from pipeline.service.questions import LinesAsked, asked_moment, template_number
+from pipeline.service.values import CauseView, Line, MarkView
+from pipeline.settings import Settings
+from pipeline.sinks.answers.answers import Answers
+from pipeline.workers.api.asking import api_of
+from pipeline.workers.api.console.asks import IncidentRow, the_incidents, the_marks
+from pipeline.workers.api.console.charts import CauseLane
+from pipeline.workers.api.console.doors import ConsoleRoute, sees
+from pipeline.workers.api.console.views import Visitor, render
+
+router: Final = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
+See = Annotated[Visitor, Depends(sees())]
+Wanted = Literal["attention", "all", "open", "acknowledged", "snoozed", "resolved", "regressed", "ended"]
+STATES: Final[tuple[Wanted, ...]] = (
+    "attention", "all", "open", "acknowledged", "snoozed", "regressed", "resolved", "ended"
+)  # fmt: skip
+ASKED: Final = 8  # causes whose lines are looked up; the text of the others stands in the incident
+SAMPLES: Final = 2
+BEFORE: Final = 5  # lines before the onset
+LIMIT: Final = 200
+NEAR: Final = timedelta(minutes=5)  # of an onset, where lines are looked up
+SLACK: Final = timedelta(seconds=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CauseRow:
+    """A cause with lines of it. `lane`: its place in the course of the incident."""
+
+    cause: CauseView
+    lane: CauseLane
+    samples: list[Line]
+    marked: str | None
+
+
+@router.get("/incidents")
+async def incidents_page(
+    request: Request,
+    visitor: See,
+    state: Annotated[Wanted, Query()] = "all",
+    since: Annotated[str, Query(max_length=40)] = "30d",
+    workload: Annotated[str, Query(max_length=200)] = "",
+) -> Response:
+    """Incidents, those that need somebody first."""
+    rows = await the_incidents(request, visitor)
+    begin = asked_moment(since, utc_now(), flag="since")
+    within = [
+        row
+        for row in rows
+        if (begin is None or row.incident.last >= begin)
+        and (not workload or any(workload in name for name in row.incident.workloads))
+    ]
+    counts = {name: sum(_is(row, name) for row in within) for name in STATES}
+    shown = [row for row in within if _is(row, state)]
+    return render(
+        request, visitor, "incidents.html",
+        rows=shown[:LIMIT], more=max(0, len(shown) - LIMIT), counts=counts, state=state, since=since,
+        workload=workload,
+    )  # fmt: skip
+
+
+@router.get("/incidents/{name}")
+async def incident_page(request: Request, visitor: See, name: str) -> Response:
+    """One incident: what began together, where, and in which order."""
+    rows = await the_incidents(request, visitor)
+    row = next((row for row in rows if row.incident.id == name), None)
+    if row is None:
+        raise NotFound(f"there is no incident {name[:80]!r} any more; the list has those that are kept")
+    api = api_of(request)
+    incident = row.incident
+    order = sorted(incident.causes, key=lambda cause: (cause.first, cause.workload))
+    samples = await api.stored(
+        request, partial(_samples, settings=api.settings, causes=order[:ASKED], only=visitor.asker.only)
+    )
+    before = await api.stored(
+        request, partial(_before, settings=api.settings, cause=order[0], only=visitor.asker.only)
+    )
+    marks = await the_marks(request)
+    causes = [
+        CauseRow(
+            cause=cause,
+            lane=CauseLane(cause.first, cause.last, cause.severity),
+            samples=samples[at] if at < len(samples) else [],
+            marked=_marked(cause, marks),
+        )
+        for at, cause in enumerate(order)
+    ]
+    like = next((other for other in rows if other.incident.id == incident.seen_before), None)
+    return render(
+        request, visitor, "incident.html",
+        row=row, incident=incident, causes=causes, like=like, before=before,
+        likely=incident.causes[0], states=IncidentState,
+    )  # fmt: skip
+
+
+def _is(row: IncidentRow, wanted: Wanted) -> bool:
+    if wanted == "attention":
+        return row.state in ("open", "acknowledged", "regressed")
+    return wanted in ("all", row.state)
+
+
+def _samples(
+    answers: Answers, settings: Settings, causes: list[CauseView], only: tuple[str, ...]
+) -> list[list[Line]]:
+    """Lines of each cause, the earliest of them first."""
+    return [_lines_of(answers, settings, cause, only) for cause in causes]
+
+
+def _lines_of(answers: Answers, settings: Settings, cause: CauseView, only: tuple[str, ...]) -> list[Line]:
+    if cause.mark is None or cause.kind != "template":
+        return []  # found in sessions or rates: no line alone shows it
+    found: list[Line] = []
+    for until in (cause.first, min(cause.last, cause.first + NEAR)):
+        asked = LinesAsked(
+            limit=SAMPLES,
+            since=cause.first - SLACK,
+            until=until + SLACK,
+            workload=cause.workload,
+            template_id=template_number(cause.mark),
+            only=only,
+        )
+        found = stored_lines(answers, settings, asked).lines
+        if len(found) >= min(SAMPLES, cause.count):
+            break
+    return found[::-1]
+
+
+def _before(answers: Answers, settings: Settings, cause: CauseView, only: tuple[str, ...]) -> list[Line]:
+    """The last lines of the workload before its first cause."""
+    asked = LinesAsked(
+        limit=BEFORE, since=cause.first - NEAR, until=cause.first, workload=cause.workload, only=only
+    )
+    return list(reversed(stored_lines(answers, settings, asked).lines))
+
+
+def _marked(cause: CauseView, marks: dict[tuple[int, str], MarkView]) -> str | None:
+    if cause.mark is None:
+        return None
+    number = template_number(cause.mark)
+    found = marks.get((number, cause.workload)) or marks.get((number, ""))
+    return None if found is None else found.state

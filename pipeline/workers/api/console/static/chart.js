@@ -1,0 +1,34 @@
+// Charts of uPlot: drag to zoom into a span, double click to go back. The page has each as a table, too.
+"use strict";
+window.logweirCharts = (root) => {
+  const styles = getComputedStyle(document.documentElement);
+  const color = (name) => styles.getPropertyValue(name).trim();
+  for (const place of root.querySelectorAll("[data-chart]")) {
+    const values = place.dataset.chart.split(",").map(Number);
+    const begin = Number(place.dataset.begin), end = Number(place.dataset.end);
+    const step = (end - begin) / Math.max(1, values.length);
+    const times = values.map((_, at) => begin + at * step);
+    const zoom = (chart) => {
+      const { left, width } = chart.select;
+      if (width < 6) return;
+      const address = new URL(location.href);
+      address.searchParams.set("since", new Date(chart.posToVal(left, "x") * 1000).toISOString());
+      address.searchParams.set("until", new Date(chart.posToVal(left + width, "x") * 1000).toISOString());
+      location.assign(address);
+    };
+    place.replaceChildren();
+    const chart = new uPlot({
+      width: place.clientWidth || 600, height: 170, legend: { show: false },
+      cursor: { drag: { setScale: false, x: true, y: false } },
+      scales: { x: { time: true } }, hooks: { setSelect: [zoom] },
+      axes: [
+        { stroke: color("--soft"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") } },
+        { stroke: color("--soft"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") }, size: 60 },
+      ],
+      tzDate: localStorage.getItem("logweir-zone") === "local" ? undefined : (at) => uPlot.tzDate(new Date(at * 1e3), "Etc/UTC"),
+      series: [{}, { label: place.dataset.label, stroke: color("--accent"), fill: color("--blue-bg"), paths: uPlot.paths.bars({ size: [0.9, 60] }), points: { show: false } }],
+    }, [times, values], place);
+    place.ondblclick = () => history.back();
+    new ResizeObserver(() => chart.setSize({ width: place.clientWidth || 600, height: 170 })).observe(place);
+  }
+};

@@ -1,0 +1,177 @@
+// What the pages do beyond links and forms: live refresh, keys, undo, the palette, zones of time.
+"use strict";
+(() => {
+  const $ = (selector, root = document) => root.querySelector(selector);
+  const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
+  const say = (text) => { const place = $("#said"); if (place) place.textContent = text; };
+
+  // Live: the stream carries names of changes alone; a page that shows such a thing asks for itself again.
+  let stream = null, retry = null, waiting = false;
+  const wanted = () => (document.body.dataset.live || "").split(" ").filter(Boolean);
+  const refresh = async () => {
+    if (waiting || document.hidden || !$("#live")) return;
+    waiting = true;
+    await new Promise((done) => setTimeout(done, 150 + Math.random() * 350));
+    waiting = false;
+    if ($$("#live input[type=checkbox]:checked").length || $("#live details[open]")) return;
+    const before = $$("#live .card.incident").length, y = scrollY;
+    try {
+      await htmx.ajax("GET", location.pathname + location.search, { target: "#live", select: "#live", swap: "outerMorph" });
+    } catch { return; }
+    dress(document);
+    scrollTo(0, y);
+    const now = $$("#live .card.incident").length;
+    if (now > before) say(`${now - before} new incident${now - before > 1 ? "s" : ""}`);
+  };
+  const follow = () => {
+    if (stream || document.hidden || !wanted().length) return;
+    stream = new EventSource("/events");
+    for (const name of wanted()) stream.addEventListener(name, refresh);
+    if ($("#first")) stream.addEventListener("status", refresh);
+    stream.onerror = () => {
+      if (stream && stream.readyState === EventSource.CLOSED) {
+        stream = null;
+        clearTimeout(retry);
+        retry = setTimeout(() => { follow(); refresh(); }, 5000);
+      }
+    };
+  };
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) { stream?.close(); stream = null; } else { follow(); refresh(); }
+  });
+  document.addEventListener("lw-changed", refresh);
+
+  // Times: UTC as the server writes them, or the reader's zone.
+  const local = () => localStorage.getItem("logweir-zone") === "local";
+  const zones = (root) => {
+    const button = $("#zone");
+    if (button) button.textContent = local() ? "Local time" : "UTC";
+    for (const time of $$("time[datetime]", root)) {
+      time.dataset.utc ??= time.textContent;
+      if (!/\d\d:\d\d:\d\d/.test(time.dataset.utc)) continue;
+      const at = new Date(time.dateTime);
+      const day = at.toDateString() === new Date().toDateString() ? {} : { day: "numeric", month: "short" };
+      time.textContent = local() ? at.toLocaleString([], { ...day, hour: "2-digit", minute: "2-digit", second: "2-digit" }) : time.dataset.utc;
+    }
+  };
+  const switchZone = () => { localStorage.setItem("logweir-zone", local() ? "utc" : "local"); zones(document); };
+  const dress = (root) => { zones(root); window.logweirCharts?.(root); };
+
+  // Notes go by themselves after ten seconds, unless somebody reads them.
+  const keep = (toast) => {
+    if (toast.dataset.kept) return;
+    toast.dataset.kept = "1";
+    let left = setTimeout(() => toast.remove(), 10000);
+    toast.addEventListener("mouseenter", () => clearTimeout(left));
+    toast.addEventListener("mouseleave", () => { left = setTimeout(() => toast.remove(), 4000); });
+  };
+  const toasts = $("#toasts");
+  if (toasts) new MutationObserver(() => { $$("[data-toast]", toasts).slice(0, -3).forEach((old) => old.remove()); $$("[data-toast]", toasts).forEach(keep); refresh(); }).observe(toasts, { childList: true });
+
+  // Items: j and k move, Enter opens, x chooses.
+  const rows = () => $$("[data-row]").filter((row) => row.offsetParent && row.id !== "live");
+  const current = () => $("[data-row].on");
+  const move = (step) => {
+    const all = rows(), at = all.indexOf(current());
+    const next = all[Math.min(all.length - 1, Math.max(0, at + step))];
+    if (!next) return;
+    current()?.classList.remove("on");
+    next.classList.add("on");
+    next.focus({ preventScroll: true });
+    next.scrollIntoView({ block: "nearest" });
+  };
+  const press = (key, scope) => {
+    const place = scope || current() || $("#live");
+    const button = place && ($(`button[data-key="${key}"]`, place) || $(`.head button[data-key="${key}"]`));
+    button?.click();
+    return Boolean(button);
+  };
+  let marking = 0;
+  document.addEventListener("keydown", (event) => {
+    const typing = event.target.closest("input, textarea, select, dialog[open]");
+    if ((event.metaKey || event.ctrlKey) && event.key === "k") { event.preventDefault(); openPalette(); return; }
+    if (typing || event.metaKey || event.ctrlKey || event.altKey) return;
+    const key = event.key;
+    if (marking && Date.now() - marking < 1500 && (key === "n" || key === "a")) {
+      marking = 0;
+      markCurrent(key);
+      return;
+    }
+    marking = 0;
+    const does = {
+      "/": openPalette, j: () => move(1), k: () => move(-1), x: () => $("input[type=checkbox]", current() || document)?.click(),
+      t: switchZone, "?": () => $("#help")?.showModal(), m: () => { marking = Date.now(); },
+      u: () => $$("[data-undo]").at(-1)?.click(), a: () => press("a", current()?.matches(".incident") ? current() : $(".head")),
+      r: () => press("r"), s: () => press("s"), o: () => press("o"),
+      Enter: () => current() && !event.target.closest("a, button") && $("[data-open]", current())?.click(),
+    }[key];
+    if (does) { does(); if (key !== "Enter") event.preventDefault(); }
+  });
+  const markCurrent = (key) => {
+    const row = current();
+    const button = row && $(`.mark button[data-key="${key}"]`, row);
+    if (button) { button.click(); return; }
+    const box = row && $("input[name=pattern]", row);
+    if (!box) return;
+    for (const other of $$("input[name=pattern]:checked")) other.checked = false;
+    box.checked = true;
+    $(`.bulk button[value="${key === "n" ? "normal" : "anomalous"}"]`)?.click();
+    box.checked = false;
+  };
+
+  document.addEventListener("click", (event) => {
+    const target = event.target.closest("[data-close], [data-copy], #theme, #zone, #find, .menu");
+    if (!target) return;
+    if (target.matches("[data-close]")) target.closest("[data-toast]").remove();
+    else if (target.matches("[data-copy]")) {
+      navigator.clipboard?.writeText($(target.dataset.copy).textContent).then(() => say("copied"));
+      target.textContent = "Copied";
+    } else if (target.id === "theme") {
+      const dark = document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+      const next = dark === "dark" ? "light" : "dark";
+      document.documentElement.dataset.theme = next;
+      localStorage.setItem("logweir-theme", next);
+      dress(document);
+    } else if (target.id === "zone") switchZone();
+    else if (target.id === "find") openPalette();
+    else { const open = $(".top").classList.toggle("open"); target.setAttribute("aria-expanded", String(open)); }
+  });
+  // A form that htmx has sent leaves its checkboxes free again.
+  document.addEventListener("htmx:after:request", (event) => {
+    if (event.target.id === "chosen") $$("input[type=checkbox]", event.target).forEach((box) => { box.checked = false; });
+  });
+
+  // The palette.
+  const palette = $("#palette"), text = $("#palette-text"), hits = $("#palette-hits");
+  const pages = $$("#pages a").map((link) => [link.textContent.trim(), link.getAttribute("href")]);
+  const choices = () => {
+    const value = text.value.trim(), low = value.toLowerCase();
+    const found = pages.filter(([name]) => name.toLowerCase().includes(low)).slice(0, 6);
+    if (/^t?\d{1,12}$/i.test(value)) found.unshift([`Pattern T${value.replace(/^t/i, "")}`, `/patterns/T${value.replace(/^t/i, "")}`]);
+    if (value) {
+      found.push([`Lines with “${value}”`, `/lines?q=${encodeURIComponent(value)}`]);
+      found.push([`Patterns of workloads with “${value}”`, `/patterns?workload=${encodeURIComponent(value)}`]);
+      if (/^[0-9a-f]{8,}$/i.test(value)) found.push([`Session or trace ${value}`, `/sessions?key=${encodeURIComponent(value)}`]);
+    }
+    return found;
+  };
+  const draw = (at = 0) => {
+    hits.replaceChildren(...choices().map(([name, address], n) => {
+      const item = document.createElement("li"), link = document.createElement("a");
+      link.href = address; link.textContent = name; link.classList.toggle("on", n === at);
+      item.append(link);
+      return item;
+    }));
+  };
+  function openPalette() { if (palette) { text.value = ""; draw(); palette.showModal(); text.focus(); } }
+  text?.addEventListener("input", () => draw());
+  text?.addEventListener("keydown", (event) => {
+    const all = $$("a", hits), at = all.findIndex((link) => link.classList.contains("on"));
+    if (event.key === "ArrowDown" || event.key === "ArrowUp") { event.preventDefault(); draw((at + (event.key === "ArrowDown" ? 1 : -1) + all.length) % all.length); }
+    if (event.key === "Enter") { event.preventDefault(); all[at]?.click(); }
+  });
+
+  dress(document);
+  follow();
+  $("#here")?.scrollIntoView({ block: "center" });
+})();

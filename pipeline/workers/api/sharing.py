@@ -1,0 +1,42 @@
+"""Answers that many open pages share: one question for all that ask within a moment."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Any, Final, TypeVar
+
+KEPT: Final = 200  # answers; the oldest go
+FRESH_S: Final = 2.0
+
+T = TypeVar("T")
+
+
+class SharedAnswers:
+    """The answer to each question, for a moment. Pages that ask meanwhile wait for the same one."""
+
+    def __init__(self) -> None:
+        self._asked: dict[Hashable, tuple[float, asyncio.Future[Any]]] = {}
+
+    async def ask(
+        self, question: Hashable, ask: Callable[[], Awaitable[T]], *, fresh_s: float = FRESH_S
+    ) -> T:
+        """`question`: all that the answer depends on, with the workloads that the asker sees."""
+        now = time.monotonic()
+        known = self._asked.get(question)
+        if known is None or now - known[0] > fresh_s or _failed(known[1]):
+            task = asyncio.ensure_future(ask())
+            self._asked.pop(question, None)
+            self._asked[question] = known = (now, task)
+            while len(self._asked) > KEPT:
+                self._asked.pop(next(iter(self._asked)))
+        found: T = await asyncio.shield(known[1])  # one page that is closed does not end it for the others
+        return found
+
+    def forget(self, name: str) -> None:
+        """The next page asks again: something has changed by our own hand."""
+        for question in [q for q in self._asked if q == name or (isinstance(q, tuple) and q[0] == name)]:
+            del self._asked[question]
+
+
+def _failed(future: asyncio.Future[Any]) -> bool:
+    return future.done() and (future.cancelled() or future.exception() is not None)
