@@ -66,8 +66,11 @@ class _Uvicorn(uvicorn.Server):
 class HttpServer:
     """Serves on a socket that listens already."""
 
-    def __init__(self, app: Any, listener: Listener, opened: socket.socket) -> None:
-        """`app`: of ASGI. Raises BadInput for a certificate that cannot be used."""
+    def __init__(
+        self, app: Any, listener: Listener, opened: socket.socket, *, forwarded: bool = True
+    ) -> None:
+        """`app`: of ASGI. `forwarded`: a proxy on this machine may say where a client is. Raises BadInput for
+        a certificate that cannot be used."""
         self.opened = opened
         config = uvicorn.Config(
             app,
@@ -78,6 +81,7 @@ class HttpServer:
             log_level="critical",  # it would name each connection that is cut on purpose
             access_log=False,
             server_header=False,
+            proxy_headers=forwarded,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=STOP_S,
         )

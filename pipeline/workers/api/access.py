@@ -5,7 +5,7 @@ A key with workloads sees only what is theirs, and nothing of the pipeline as a 
 
 import hmac
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import urlsplit
@@ -14,12 +14,24 @@ import redis
 from fastapi import Request
 
 from pipeline.errors import RedisUnavailable
-from pipeline.service.access.keys import ADMIN, SenderKey, SenderKeys, authorization_texts, key_digest
+from pipeline.service.access.keys import (
+    ADMIN,
+    MAX_KEY_NAME,
+    SenderKey,
+    SenderKeys,
+    authorization_texts,
+    key_digest,
+)
 from pipeline.settings.listeners import Listener
+from pipeline.settings.proxies import TrustedProxies
+from pipeline.units import one_line
 from pipeline.workers.api.problems import AskRefused
 from pipeline.workers.sockets import is_own_host
 
 LOCAL: Final = "local"  # the name of the stack's own key
+# Of oauth2-proxy, of Authelia and Caddy, and of others; the first that is there counts.
+USER_HEADERS: Final = ("x-forwarded-user", "x-auth-request-user", "remote-user", "x-forwarded-email")
+GROUP_HEADERS: Final = ("x-forwarded-groups", "x-auth-request-groups", "remote-groups")
 REMEDY: Final = "; `logweir keys add NAME --scope read` makes one"
 
 
@@ -37,11 +49,13 @@ class Asker:
 
 @dataclass(slots=True, kw_only=True)
 class Doorkeeper:
-    """Finds the key of a request. `own`: the digest of the stack's own key, "" without."""
+    """Finds the key of a request. `own`: the digest of the stack's own key, "" without. `proxies`: they say
+    who looks at the console."""
 
     keys: SenderKeys
     listener: Listener
     own: str = ""
+    proxies: TrustedProxies = field(default_factory=TrustedProxies)
 
     async def admit(self, request: Request) -> Asker:
         """Who asks. Raises AskRefused."""
@@ -65,11 +79,33 @@ class Doorkeeper:
     def check_host(self, request: Request) -> None:
         """Web pages of other origins do not ask, and no public name leads to loopback. Raises AskRefused."""
         host = request.headers.get("host")
-        if self.listener.loopback and not is_own_host(host, self.listener.host):
+        own = self.trusts(request) or is_own_host(host, self.listener.host)  # a proxy keeps the public name
+        if self.listener.loopback and not own:
             raise AskRefused(421, f"this is not {str(host)[:100]!r}; ask {self.listener.address}")
         origin = request.headers.get("origin")
         if origin is not None and urlsplit(origin).netloc.lower() != (host or "").lower():
             raise AskRefused(403, f"pages of {origin[:100]!r} may not ask this API; ask from its own host")
+
+    def trusts(self, request: Request) -> bool:
+        """Whether the connection is one of a trusted proxy."""
+        return request.client is not None and self.proxies.trusts(request.client.host)
+
+    def proxied(self, request: Request) -> Asker | None:
+        """The person whom a trusted proxy names, None where it names nobody. Raises AskRefused for one
+        without a role."""
+        if not self.trusts(request):
+            return None
+        user = next(filter(None, (request.headers.get(name) for name in USER_HEADERS)), "").strip()
+        if not user:
+            return None
+        named = ",".join(filter(None, (request.headers.get(name) for name in GROUP_HEADERS)))
+        groups = [group.strip() for group in named.split(",")]
+        scope = self.proxies.scope_of(groups)
+        name = one_line(user)[:MAX_KEY_NAME]
+        if scope is None:
+            raise AskRefused(403, f"no group of {name!r} has a role here; api_roles gives one")
+        key = SenderKey(name=name, digest="", created=datetime.now(UTC), scopes=(scope,))
+        return Asker(name=name, key=key)
 
     def is_own(self, text: str) -> bool:
         """Whether it is the stack's own key, which is good on loopback alone."""

@@ -20,6 +20,7 @@ from pipeline.service.access.keys import READ, SenderKeys, key_digest
 from pipeline.service.access.own_key import read_own_key
 from pipeline.settings import Settings
 from pipeline.settings.listeners import Listener
+from pipeline.settings.proxies import parse_proxies
 from pipeline.workers.api.access import Doorkeeper
 from pipeline.workers.api.app import api_app
 from pipeline.workers.api.asking import Api
@@ -47,13 +48,14 @@ def main(argv: Sequence[str]) -> int:
     keys = SenderKeys(client, settings)
     own = read_own_key(settings.data.dir) if listener.loopback else ""
     supervised = settings.internal.supervisor_pid
-    if not supervised:
+    proxies = parse_proxies(settings.stack.api_proxies, settings.stack.api_roles)
+    if not supervised and not proxies.networks:
         check_reachable(listener, keys, own)
     opened = socket.socket(fileno=fds[0]) if fds else listener_socket(listener, name="api")
     assert opened is not None  # noqa: S101 - only gRPC opens its own
     if supervised:
         tether(supervised, grace_s=GRACE_S)
-    door = Doorkeeper(keys=keys, listener=listener, own=key_digest(own) if own else "")
+    door = Doorkeeper(keys=keys, listener=listener, own=key_digest(own) if own else "", proxies=proxies)
     asyncio.run(serve_api(settings, door, opened, name=names[0] if names else ROLE))
     return 0
 
@@ -65,7 +67,7 @@ async def serve_api(settings: Settings, door: Doorkeeper, opened: socket.socket,
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     api = Api(door.keys.client, settings, door, door.keys)
-    server = HttpServer(api_app(api), door.listener, opened)
+    server = HttpServer(api_app(api), door.listener, opened, forwarded=False)
     progress = Progress()
     heart = Heartbeat(settings, role_name=ROLE, queues=(), name=name, progress=progress, ends=False)
     await server.start()
@@ -88,5 +90,5 @@ def check_reachable(listener: Listener, keys: SenderKeys, own: str) -> None:
     if not own and not any(key.may(READ) for key in keys.look()):
         raise BadInput(
             f"the API at {listener} answers nobody without a key; make one with "
-            "`logweir keys add NAME --scope read`"
+            "`logweir keys add NAME --scope read`, or name a proxy in api_proxies"
         )

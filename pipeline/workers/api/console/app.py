@@ -12,7 +12,7 @@ from pipeline.service.access.keys import READ, key_digest
 from pipeline.workers.api.asking import api_of
 from pipeline.workers.api.console import decisions, incidents, lines, now, patterns
 from pipeline.workers.api.console.doors import ConsoleRoute, cookie_name, failure_page, sees
-from pipeline.workers.api.console.views import STATIC, Visitor, render, static_file
+from pipeline.workers.api.console.views import STATIC, Visitor, keep_session, render, static_file
 from pipeline.workers.api.problems import AskRefused
 
 ROUTERS: Final = (now.router, incidents.router, patterns.router, lines.router, decisions.router)
@@ -91,8 +91,7 @@ async def post_in(
 async def post_out(request: Request, visitor: Annotated[Visitor, Depends(sees())]) -> Response:
     """Signs out."""
     api = api_of(request)
-    if visitor.session is not None:
-        await api.facts(ConsoleSessions(api.client, api.settings).end, visitor.session.secret)
+    await api.facts(ConsoleSessions(api.client, api.settings).end, visitor.session.secret)
     answer = RedirectResponse("/in", 303)
     answer.delete_cookie(cookie_name(request))
     return answer
@@ -112,14 +111,7 @@ async def get_changes(request: Request, _visitor: Annotated[Visitor, Depends(see
 def _entered(request: Request, session: ConsoleSession, to: str) -> Response:
     inside = to.startswith("/") and not to.startswith(("//", "/\\")) and to.isprintable()
     answer = RedirectResponse(to if inside else "/", 303, headers={"Cache-Control": "no-store"})
-    answer.set_cookie(
-        cookie_name(request),
-        session.secret,
-        httponly=True,
-        samesite="strict",
-        secure=request.url.scheme == "https",
-        path="/",
-    )
+    keep_session(request, answer, cookie_name(request), session)
     return answer
 
 

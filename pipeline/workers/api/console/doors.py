@@ -4,6 +4,7 @@ A form needs the token of its session and the origin of this host, for browsers 
 """
 
 import hmac
+import secrets
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
@@ -88,23 +89,29 @@ def sees(scope: str = READ, *, whole: bool = False) -> Callable[[Request], Await
 async def _visitor(request: Request) -> Visitor:
     api = api_of(request)
     secret = request.cookies.get(cookie_name(request), "")
+    named = api.doorkeeper.proxied(request)
+    if named is not None:
+        # The proxy says who it is with each request; the cookie only ties forms to this browser.
+        fresh = not secret
+        session = ConsoleSession(key="", secret=secret or secrets.token_urlsafe(32))
+        return Visitor(asker=named, session=session, cookie=cookie_name(request) if fresh else "")
     if not secret:
         raise SignIn
     sessions = ConsoleSessions(api.client, api.settings)
-    session: ConsoleSession | None = await api.facts(sessions.find, secret)
-    if session is None:
+    found: ConsoleSession | None = await api.facts(sessions.find, secret)
+    if found is None:
         raise SignIn
-    if session.key == LOCAL:
+    if found.key == LOCAL:
         if not api.doorkeeper.listener.loopback:
             raise SignIn
-        return Visitor(asker=own_asker(), session=session)
+        return Visitor(asker=own_asker(), session=found)
     try:
-        key = (await api.keys.ring()).by_digest.get(session.key)
+        key = (await api.keys.ring()).by_digest.get(found.key)
     except (RedisUnavailable, redis.RedisError) as exc:
         raise RedisUnavailable("Redis does not answer, so no key can be checked; ask again") from exc
     if key is None or not key.holds(utc_now()):
         raise SignIn
-    return Visitor(asker=Asker(name=key.name, key=key), session=session)
+    return Visitor(asker=Asker(name=key.name, key=key), session=found)
 
 
 async def _check_form(request: Request, visitor: Visitor) -> None:

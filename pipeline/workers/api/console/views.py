@@ -41,14 +41,16 @@ POLICY: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visitor:
-    """Who looks at a page. `token`: what every form carries."""
+    """Who looks at a page. `token`: what every form carries. `cookie`: the name of one that the browser does
+    not have yet."""
 
     asker: Asker
-    session: ConsoleSession | None
+    session: ConsoleSession
+    cookie: str = ""
 
     @property
     def token(self) -> str:
-        return "" if self.session is None else self.session.token
+        return self.session.token
 
     def may(self, scope: str) -> bool:
         """Whether buttons of this scope are shown."""
@@ -76,7 +78,16 @@ def render(
         "spans": SPANS,
         "link": lambda **changes: link(request.url.path, request.query_params, changes),
     }
-    return Page(console_templates().get_template(template).render(known | facts), nonce, code)
+    page = Page(console_templates().get_template(template).render(known | facts), nonce, code)
+    if visitor is not None and visitor.cookie:
+        keep_session(request, page, visitor.cookie, visitor.session)
+    return page
+
+
+def keep_session(request: Request, answer: Response, name: str, session: ConsoleSession) -> None:
+    """Gives the browser its cookie. No script reads it, and no page of another site sends it."""
+    https = request.url.scheme == "https" or request.headers.get("x-forwarded-proto") == "https"
+    answer.set_cookie(name, session.secret, httponly=True, samesite="strict", secure=https, path="/")
 
 
 def link(path: str, query: Mapping[str, str], changes: Mapping[str, object]) -> str:

@@ -1,0 +1,200 @@
+"""A proxy in front of the console says who somebody is; nobody else can."""
+
+import http.client
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+import redis
+from intake_process import free_port
+from polling import wait_until
+
+from pipeline.errors import BadSetting
+from pipeline.redis.keys import Keys
+from pipeline.settings import Settings
+from pipeline.settings.proxies import parse_proxies
+
+TOKEN = re.compile(rb'name="token" value="([0-9a-f]{32})"')
+
+
+def test_networks_and_roles_are_read() -> None:
+    found = parse_proxies("10.1.0.0/16, fd00::5", "*=read, sre=operate,the=team=admin")
+    assert [found.trusts(a) for a in ("10.1.2.3", "::ffff:10.1.2.3", "10.2.0.1", "fd00::5", "no address")] == [
+        True, True, False, True, False,
+    ]  # fmt: skip
+    assert [found.scope_of(groups) for groups in ([], ["x"], ["sre"], ["sre", "the=team"])] == [
+        "read", "read", "operate", "admin",
+    ]  # fmt: skip
+    assert parse_proxies("", "sre=read").scope_of([]) is None
+    assert not parse_proxies("", "*=read").trusts("127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("networks", "roles", "named"),
+    [("ten", "*=read", "'ten'"), ("10.0.0.1/8", "*=read", "'10.0.0.1/8'"), ("", "sre", "'sre'"), ("", "a=send", "'a=send'")],
+)  # fmt: skip
+def test_wrong_ones_are_named(networks: str, roles: str, named: str) -> None:
+    with pytest.raises(BadSetting, match=named):
+        Settings(api_proxies=networks, api_roles=roles)
+
+
+class Console:
+    """An API in its own process."""
+
+    def __init__(self, settings: Settings, port: int) -> None:
+        self.settings, self.port = settings, port
+
+    def ask(
+        self, path: str, method: str = "GET", body: dict[str, str] | None = None, **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        payload = None if body is None else urlencode(body).encode()
+        if payload is not None:
+            named["Content-Type"] = "application/x-www-form-urlencoded"
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)) as connection:
+            connection.request(method, path, payload, named)
+            answer = connection.getresponse()
+            return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
+
+
+@contextmanager
+def console(settings: Settings, **environ: str) -> Iterator[Console]:
+    found = Console(settings, free_port())
+    env = {
+        **os.environ, **settings.to_environ(), "LOGWEIR_API": f"http://127.0.0.1:{found.port}", **environ
+    }  # fmt: skip
+    log = settings.data.dir / "api.log"
+    settings.data.dir.mkdir(parents=True, exist_ok=True)
+    with (
+        log.open("wb") as out,
+        subprocess.Popen(
+            [sys.executable, "-m", "pipeline.workers.api"], env=env, stdout=out, stderr=out
+        ) as process,
+    ):
+        try:
+            assert wait_until(lambda: b"api.starts" in log.read_bytes(), timeout_s=30), log.read_text()
+            yield found
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
+@pytest.fixture
+def trusting(settings: Settings) -> Iterator[Console]:
+    with console(
+        settings, LOGWEIR_API_PROXIES="127.0.0.0/8", LOGWEIR_API_ROLES="staff=read,sre=mark"
+    ) as found:
+        yield found
+
+
+@pytest.mark.long
+def test_a_trusted_proxy_names_the_user_and_the_groups(trusting: Console, client: "redis.Redis") -> None:
+    status, headers, body = trusting.ask(
+        "/", X_Forwarded_User="ann", X_Forwarded_Groups="sre,staff", Host="logs.example"
+    )
+    assert (status, b"signed in as ann" in body) == (200, True)
+    cookie = headers["set-cookie"].partition(";")[0]
+    assert "httponly" in headers["set-cookie"].lower()
+    assert "samesite=strict" in headers["set-cookie"].lower()
+    # A form needs the token of this browser, and the origin of the public name.
+    _, _, page = trusting.ask(
+        "/", X_Forwarded_User="ann", X_Forwarded_Groups="sre", Host="logs.example", Cookie=cookie
+    )
+    token = TOKEN.search(page)
+    assert token is not None
+    form = {"token": token[1].decode(), "state": "normal", "pattern": "T1"}
+    who = {
+        "X_Forwarded_User": "ann",
+        "Host": "logs.example",
+        "Cookie": cookie,
+        "Origin": "http://logs.example",
+    }
+    refused, _, _ = trusting.ask("/do/mark", "POST", form, **who, X_Forwarded_Groups="staff")
+    other, _, _ = trusting.ask(
+        "/do/mark", "POST", form, **{**who, "Origin": "http://evil.example"}, X_Forwarded_Groups="sre"
+    )
+    strange, _, _ = trusting.ask(
+        "/do/mark", "POST", {**form, "token": "0" * 32}, **who, X_Forwarded_Groups="sre"
+    )
+    assert (refused, other, strange) == (403, 403, 403)
+    taken, _, body = trusting.ask("/do/mark", "POST", form, **who, X_Forwarded_Groups="sre")
+    assert taken in (400, 404), body  # there is no T1; the form itself was taken
+    nobody, _, body = trusting.ask("/", X_Forwarded_User="bob", X_Forwarded_Groups="guests")
+    assert (nobody, b"api_roles" in body) == (403, True)
+    without, headers, _ = trusting.ask("/")
+    assert (without, headers["location"]) == (303, "/in")
+    # REST wants keys, whoever stands in front.
+    rest, _, _ = trusting.ask("/api/v1/status", X_Forwarded_User="ann", X_Forwarded_Groups="sre")
+    assert rest == 401
+
+
+@pytest.mark.long
+def test_nobody_else_names_a_user(settings: Settings, client: "redis.Redis") -> None:
+    from pipeline.service.access.own_key import make_own_key
+
+    settings.data.dir.mkdir(parents=True, exist_ok=True)
+    make_own_key(settings.data.dir)
+    with console(settings, LOGWEIR_API_PROXIES="10.0.0.0/8", LOGWEIR_API_ROLES="*=admin") as found:
+        for forged in ({}, {"X_Forwarded_For": "10.0.0.1"}, {"Forwarded": "for=10.0.0.1"}):
+            status, _, _ = found.ask("/", X_Forwarded_User="ann", **forged)
+            assert status == 303
+        status, _, _ = found.ask("/", Host="logs.example", X_Forwarded_User="ann")
+        assert status == 421
+    assert not list(client.scan_iter(Keys(settings.redis.key_prefix).console_session("*")))
+
+
+@pytest.mark.long
+def test_the_recipe_for_caddy_works(trusting: Console, tmp_path: Path) -> None:
+    caddy = shutil.which("caddy")
+    if caddy is None:
+        pytest.skip("needs caddy")
+    port = free_port()
+    hashed = subprocess.run(
+        [caddy, "hash-password", "--plaintext", "secret"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    page = (Path(__file__).resolve().parents[3] / "docs" / "console.md").read_text(encoding="utf-8")
+    recipe = re.search(r"```caddy\n(.*?)```", page, re.DOTALL)
+    assert recipe is not None
+    config = (
+        recipe[1]
+        .replace("logs.example.com", f"http://127.0.0.1:{port}")
+        .replace("HASH", hashed)
+        .replace("127.0.0.1:4380", f"127.0.0.1:{trusting.port}")
+    )
+    path = tmp_path / "Caddyfile"
+    path.write_text("{\n admin off\n}\n" + config)
+    env = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "XDG_DATA_HOME": str(tmp_path),
+        "XDG_CONFIG_HOME": str(tmp_path),
+    }
+    with subprocess.Popen(
+        [caddy, "run", "--config", path, "--adapter", "caddyfile"], env=env,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        try:
+            front = Console(trusting.settings, port)
+
+            def status(**headers: str) -> int:
+                try:
+                    return front.ask("/", **headers)[0]
+                except OSError:
+                    return 0
+
+            assert wait_until(lambda: status() == 401, timeout_s=20)
+            basic = "Basic " + b64encode(b"ann:secret").decode()
+            code, _, body = front.ask(
+                "/", Authorization=basic, X_Forwarded_User="root", X_Forwarded_Groups="nobody"
+            )
+            assert (code, b"signed in as ann" in body) == (200, True)
+        finally:
+            process.terminate()
