@@ -234,10 +234,9 @@ class StackSettings(Group, frozen=True):
     ] = 1
     step_s: Annotated[float, says("a longer step ends its process and is retried", 1, 3_600)] = 120.0
     api: Annotated[str, says("where `logweir up` is asked over HTTP; empty: nowhere")] = listeners.API_DEFAULT
-    api_proxies: Annotated[str, says("networks of proxies that say in a header who signed in")] = ""
-    api_roles: Annotated[str, says("GROUP=SCOPE of people whom such a proxy names; * is everybody")] = (
-        proxies.ROLES_DEFAULT
-    )
+    api_proxies: Annotated[
+        str, says("networks of proxies that name who signed in, and GROUP=SCOPE of each group")
+    ] = ""
     metrics: Annotated[bool, says("serve Prometheus metrics with `logweir up`")] = True
     metrics_address: Annotated[str, says("where the metrics are served")] = "127.0.0.1"
     metrics_port: Annotated[int, says("port of the metrics; if taken, one of the next", 1, 65535)] = 9464
@@ -253,7 +252,7 @@ class StackSettings(Group, frozen=True):
                 raise ValueError(f"{name} is empty; give a host or an address such as 127.0.0.1")
         if self.api:
             listeners.Listener.parse(self.api, setting="api")
-        proxies.parse_proxies(self.api_proxies, self.api_roles)
+        proxies.parse_proxies(self.api_proxies)
 
 
 _TRAIN: Final = {

@@ -4,7 +4,6 @@ import ipaddress
 from dataclasses import dataclass
 from typing import Final
 
-ROLES_DEFAULT: Final = "*=read"
 SCOPES: Final = ("read", "mark", "operate", "admin")  # each brings those before it
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -34,23 +33,24 @@ class TrustedProxies:
         return max(scopes, key=SCOPES.index, default=None)
 
 
-def parse_proxies(networks: str, roles: str) -> TrustedProxies:
-    """Of the settings `api_proxies` and `api_roles`. Raises ValueError in one sentence."""
-    found: list[Network] = []
-    for text in filter(None, (part.strip() for part in networks.split(","))):
+def parse_proxies(text: str) -> TrustedProxies:
+    """Of the setting `api_proxies`: networks, and roles as GROUP=SCOPE. Without a role everybody reads.
+
+    Raises ValueError in one sentence."""
+    networks: list[Network] = []
+    roles: list[tuple[str, str]] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        group, equals, scope = (piece.strip() for piece in part.rpartition("="))
+        if equals and group and scope in SCOPES:
+            roles.append((group, scope))
+            continue
         try:
-            found.append(ipaddress.ip_network(text))
+            networks.append(ipaddress.ip_network(part))
         except ValueError:
             raise ValueError(
-                f"api_proxies {text[:60]!r} is no network; write addresses such as 10.0.0.5 or 10.1.0.0/16"
+                f"api_proxies {part[:60]!r} is neither a network such as 10.1.0.0/16 nor a role: write GROUP=SCOPE "
+                f"with a scope of {', '.join(SCOPES)}"
             ) from None
-    pairs: list[tuple[str, str]] = []
-    for text in filter(None, (part.strip() for part in roles.split(","))):
-        group, equals, scope = (part.strip() for part in text.rpartition("="))
-        if not equals or not group or scope not in SCOPES:
-            raise ValueError(
-                f"api_roles {text[:60]!r} is no role; write GROUP=SCOPE with a scope of {', '.join(SCOPES)}, such as "
-                "sre=operate"
-            )
-        pairs.append((group, scope))
-    return TrustedProxies(networks=tuple(found), roles=tuple(pairs))
+    if roles and not networks:
+        raise ValueError(f"api_proxies {text[:60]!r} names roles and no network; add one such as 10.1.0.0/16")
+    return TrustedProxies(networks=tuple(networks), roles=tuple(roles) or (("*", SCOPES[0]),))

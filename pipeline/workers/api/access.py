@@ -103,7 +103,7 @@ class Doorkeeper:
         scope = self.proxies.scope_of(groups)
         name = one_line(user)[:MAX_KEY_NAME]
         if scope is None:
-            raise AskRefused(403, f"no group of {name!r} has a role here; api_roles gives one")
+            raise AskRefused(403, f"no group of {name!r} has a role here; api_proxies gives one")
         key = SenderKey(name=name, digest="", created=datetime.now(UTC), scopes=(scope,))
         return Asker(name=name, key=key)
 

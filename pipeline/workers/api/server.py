@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     keys = SenderKeys(client, settings)
     own = read_own_key(settings.data.dir) if listener.loopback else ""
     supervised = settings.internal.supervisor_pid
-    proxies = parse_proxies(settings.stack.api_proxies, settings.stack.api_roles)
+    proxies = parse_proxies(settings.stack.api_proxies)
     if not supervised and not proxies.networks:
         check_reachable(listener, keys, own)
     opened = socket.socket(fileno=fds[0]) if fds else listener_socket(listener, name="api")

@@ -27,24 +27,30 @@ TOKEN = re.compile(rb'name="token" value="([0-9a-f]{32})"')
 
 
 def test_networks_and_roles_are_read() -> None:
-    found = parse_proxies("10.1.0.0/16, fd00::5", "*=read, sre=operate,the=team=admin")
+    found = parse_proxies("10.1.0.0/16, fd00::5, *=read, sre=operate,the=team=admin")
     assert [found.trusts(a) for a in ("10.1.2.3", "::ffff:10.1.2.3", "10.2.0.1", "fd00::5", "no address")] == [
         True, True, False, True, False,
     ]  # fmt: skip
     assert [found.scope_of(groups) for groups in ([], ["x"], ["sre"], ["sre", "the=team"])] == [
         "read", "read", "operate", "admin",
     ]  # fmt: skip
-    assert parse_proxies("", "sre=read").scope_of([]) is None
-    assert not parse_proxies("", "*=read").trusts("127.0.0.1")
+    assert parse_proxies("10.0.0.1").scope_of([]) == "read"
+    assert parse_proxies("10.0.0.1, sre=read").scope_of([]) is None
+    assert not parse_proxies("").trusts("127.0.0.1")
 
 
 @pytest.mark.parametrize(
-    ("networks", "roles", "named"),
-    [("ten", "*=read", "'ten'"), ("10.0.0.1/8", "*=read", "'10.0.0.1/8'"), ("", "sre", "'sre'"), ("", "a=send", "'a=send'")],
-)  # fmt: skip
-def test_wrong_ones_are_named(networks: str, roles: str, named: str) -> None:
+    ("text", "named"),
+    [
+        ("ten", "'ten'"),
+        ("10.0.0.1/8", "'10.0.0.1/8'"),
+        ("10.0.0.1, a=send", "'a=send'"),
+        ("sre=read", "no network"),
+    ],
+)
+def test_wrong_ones_are_named(text: str, named: str) -> None:
     with pytest.raises(BadSetting, match=named):
-        Settings(api_proxies=networks, api_roles=roles)
+        Settings(api_proxies=text)
 
 
 class Console:
@@ -89,9 +95,7 @@ def console(settings: Settings, **environ: str) -> Iterator[Console]:
 
 @pytest.fixture
 def trusting(settings: Settings) -> Iterator[Console]:
-    with console(
-        settings, LOGWEIR_API_PROXIES="127.0.0.0/8", LOGWEIR_API_ROLES="staff=read,sre=mark"
-    ) as found:
+    with console(settings, LOGWEIR_API_PROXIES="127.0.0.0/8,staff=read,sre=mark") as found:
         yield found
 
 
@@ -128,7 +132,7 @@ def test_a_trusted_proxy_names_the_user_and_the_groups(trusting: Console, client
     taken, _, body = trusting.ask("/do/mark", "POST", form, **who, X_Forwarded_Groups="sre")
     assert taken in (400, 404), body  # there is no T1; the form itself was taken
     nobody, _, body = trusting.ask("/", X_Forwarded_User="bob", X_Forwarded_Groups="guests")
-    assert (nobody, b"api_roles" in body) == (403, True)
+    assert (nobody, b"api_proxies" in body) == (403, True)
     without, headers, _ = trusting.ask("/")
     assert (without, headers["location"]) == (303, "/in")
     # REST wants keys, whoever stands in front.
@@ -142,7 +146,7 @@ def test_nobody_else_names_a_user(settings: Settings, client: "redis.Redis") -> 
 
     settings.data.dir.mkdir(parents=True, exist_ok=True)
     make_own_key(settings.data.dir)
-    with console(settings, LOGWEIR_API_PROXIES="10.0.0.0/8", LOGWEIR_API_ROLES="*=admin") as found:
+    with console(settings, LOGWEIR_API_PROXIES="10.0.0.0/8,*=admin") as found:
         for forged in ({}, {"X_Forwarded_For": "10.0.0.1"}, {"Forwarded": "for=10.0.0.1"}):
             status, _, _ = found.ask("/", X_Forwarded_User="ann", **forged)
             assert status == 303
