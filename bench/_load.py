@@ -69,10 +69,10 @@ def environment(folder: Path) -> dict[str, str]:
     return {**kept, **ENVIRONMENT, "LOGWEIR_DATA_DIR": str(folder / "data")}
 
 
-def train(folder: Path) -> None:
+def train(folder: Path, **extra: str) -> None:
     log = folder / "base.log"
     log.write_text("".join(line + "\n" for line in known(1_000, seed=0)), encoding="utf-8")
-    env = environment(folder)
+    env = environment(folder) | extra
     for verb in (["send", str(log), "--workload", "base", "--wait"], ["train"]):
         subprocess.run(
             [sys.executable, "-m", "pipeline.cli", *verb],

@@ -5,10 +5,13 @@ A real `logweir up` with one small real model. Each further version is that bund
 weights, hashes and all, published under the training lease like a training's own, with the same hint. Lines
 flow all the time, half of them never seen before, so that ingest, infer and drain all work; a new version has
 an empty cache, so the other half is scored again after every publish. A swap is timed by Redis' clock on both
-ends: from the pointer's move to the worker's word that it serves the version."""
+ends: from the pointer's move to the worker's word that it serves the version. With `--machines` further
+stacks with data directories of their own share its Redis and a folder as store, and fetch each version."""
 
+import argparse
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -48,9 +51,19 @@ class Swap:
     waits_ms: dict[str, int]
 
 
-def measure(_data: Path) -> dict[str, Any]:
-    with scratch() as folder, stack(folder) as settings:
-        train(folder)
+def options(parser: argparse._ArgumentGroup) -> None:
+    parser.add_argument("--machines", type=int, default=1, help="stacks with a data directory each (1)")
+
+
+def measure(_data: Path, args: argparse.Namespace) -> dict[str, Any]:
+    with scratch() as folder, ExitStack() as machines:
+        shared = {"LOGWEIR_STORE_URL": (folder / "store").as_uri()} if args.machines > 1 else {}
+        settings = machines.enter_context(stack(folder, **shared))
+        for number in range(2, args.machines + 1):
+            place = folder / f"machine-{number}"
+            place.mkdir()
+            machines.enter_context(stack(place, **shared, REDIS_URL=settings.redis.url or ""))
+        train(folder, **shared)
         workers = _workers(settings)
         first = Registry(connect(settings), settings).current()
         if first is None:

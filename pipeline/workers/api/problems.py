@@ -89,6 +89,15 @@ def status_of(exc: LogweirError) -> int:
     return next(status for kind, status in _STATUS if isinstance(exc, kind))
 
 
+def first_mistake(exc: RequestValidationError) -> str:
+    """The first parameter that is wrong, in a sentence."""
+    first = exc.errors()[0]
+    place = ".".join(str(part) for part in first["loc"] if part not in ("query", "path", "body"))
+    given = str(first.get("input", ""))[:80]
+    message = str(first["msg"])
+    return f"{place or 'the body'}: {message[:1].lower()}{message[1:]}, not {given!r}"
+
+
 def install_problems(app: FastAPI) -> None:
     """Every error of a route becomes a problem."""
 
@@ -108,13 +117,7 @@ def install_problems(app: FastAPI) -> None:
 
     async def invalid(request: Request, exc: Exception) -> Response:
         assert isinstance(exc, RequestValidationError)  # noqa: S101 - it is installed for these
-        first = exc.errors()[0]
-        place = ".".join(str(part) for part in first["loc"] if part not in ("query", "path", "body"))
-        given = str(first.get("input", ""))[:80]
-        message = str(first["msg"])
-        return problem(
-            400, f"{place or 'the body'}: {message[:1].lower()}{message[1:]}, not {given!r}", request.url.path
-        )
+        return problem(400, first_mistake(exc), request.url.path)
 
     async def of_http(request: Request, exc: Exception) -> Response:
         assert isinstance(exc, HTTPException)  # noqa: S101 - it is installed for these

@@ -59,6 +59,16 @@ def span_of(since: str, until: str | None) -> Span:
     return Span(text=(since, until or ""), since=begin, until=end)
 
 
+async def workload_filter(request: Request, text: str) -> str | None:
+    """The pattern of workloads that a person means: a name, a pattern, or a part of names. None for all."""
+    text = text.strip()
+    if not text:
+        return None
+    if "*" in text or "?" in text or text in (await the_status(request)).workloads:
+        return text
+    return f"*{text}*"
+
+
 async def the_status(request: Request) -> StackStatus:
     """What runs and what waits."""
     api = api_of(request)

@@ -35,8 +35,8 @@ async def post_marks(
     request: Request,
     visitor: May,
     *,
-    state: Annotated[Literal["normal", "anomalous", ""], Form()],
-    pattern: Annotated[list[str], Form(max_length=300)],
+    pattern: Annotated[list[str], Form()],
+    state: Annotated[Literal["normal", "anomalous", ""], Form()] = "",
     why: Annotated[str, Form(max_length=500)] = "",
     lasts: Annotated[str, Form(max_length=12)] = "",
 ) -> Response:
@@ -48,25 +48,30 @@ async def post_marks(
     for _, workload in wanted:
         _check_sees(visitor, workload)
 
-    def act() -> None:
+    def act() -> set[str]:
+        """The states that were replaced, "" for none."""
+        replaced = set()
         for number, workload in wanted:
             if state:
                 named = Finder(api.client, api.settings).find(f"T{number}")
-                put_mark(
+                new = put_mark(
                     api.client, api.settings, named, state,
                     workload=workload, lasts=lasts or None, by=visitor.asker.name, why=why,
                 )  # fmt: skip
+                replaced.add(new.replaced.state.value if new.replaced is not None else "")
             else:
                 revoke_marks(
                     api.client, api.settings, ([Target.template(number)], ""), workload,
                     by=visitor.asker.name,
                 )  # fmt: skip
+        return replaced
 
-    await api.facts(act)
+    replaced = await api.facts(act)
     api.shared.forget("marks")
     names = listed([f"T{number}" for number, _ in wanted])
     text = f"{names} marked {state}" if state else f"{names}: the mark is taken back"
-    undo = {"action": "/do/mark", "fields": [("state", ""), *(("pattern", one) for one in pattern)]}
+    before = replaced.pop() if len(replaced) == 1 else ""  # several kinds: back to no mark
+    undo = {"action": "/do/mark", "fields": [("state", before), *(("pattern", one) for one in pattern)]}
     return _done(request, visitor, text, undo if state else None)
 
 

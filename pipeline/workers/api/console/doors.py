@@ -11,6 +11,7 @@ from urllib.parse import quote, urlsplit
 
 import redis
 from fastapi import Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse, Response
 from fastapi.routing import APIRoute
 
@@ -22,7 +23,7 @@ from pipeline.service.access.keys import READ
 from pipeline.workers.api.access import Asker, own_asker
 from pipeline.workers.api.asking import api_of
 from pipeline.workers.api.console.views import Visitor, render
-from pipeline.workers.api.problems import AskRefused, status_of
+from pipeline.workers.api.problems import AskRefused, first_mistake, status_of
 
 TITLES: Final = {
     401: "Sign in",
@@ -49,6 +50,8 @@ class ConsoleRoute(APIRoute):
                 return await handler(request)
             except SignIn:
                 return _sign_in(request)
+            except RequestValidationError as exc:
+                return failure_page(request, 400, first_mistake(exc))
             except AskRefused as exc:
                 return failure_page(request, exc.status, str(exc))
             except LogweirError as exc:

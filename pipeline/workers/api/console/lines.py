@@ -10,9 +10,8 @@ from pipeline.records.batch import utc_now
 from pipeline.service.lines import around_line
 from pipeline.service.questions import LinesAsked, asked_moment, template_number
 from pipeline.workers.api.asking import api_of
-from pipeline.workers.api.console.asks import newest_span, some_lines, span_of
+from pipeline.workers.api.console.asks import newest_span, some_lines, span_of, workload_filter
 from pipeline.workers.api.console.doors import ConsoleRoute, sees
-from pipeline.workers.api.console.patterns import as_pattern
 from pipeline.workers.api.console.views import Visitor, render
 
 router: Final = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
@@ -44,7 +43,7 @@ async def lines_page(
             limit=PAGE,
             since=span.since,
             until=asked_moment(until, span.until, flag="until"),
-            workload=as_pattern(workload),
+            workload=await workload_filter(request, workload),
             level=level or None,
             text=q or None,
             template_id=template_number(template, flag="template") if template else None,

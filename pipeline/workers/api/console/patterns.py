@@ -22,6 +22,7 @@ from pipeline.workers.api.console.asks import (
     span_of,
     the_incidents,
     the_marks,
+    workload_filter,
 )
 from pipeline.workers.api.console.doors import ConsoleRoute, sees
 from pipeline.workers.api.console.views import Visitor, render
@@ -54,7 +55,7 @@ async def patterns_page(
         since=span.since,
         until=span.until,
         against=asked_moment(against, span.until, flag="against"),
-        workload=as_pattern(workload),
+        workload=await workload_filter(request, workload),
         anomalous=anomalous,
         order=order,
         limit=PAGE,
@@ -88,14 +89,14 @@ async def template_page(
     number = template_number(template, flag="the pattern")
     api, span = api_of(request), span_of(since, until)
     asked = PatternsAsked(
-        since=span.since, until=span.until, workload=as_pattern(workload), template_id=number, limit=PAGE,
+        since=span.since, until=span.until, workload=await workload_filter(request, workload), template_id=number, limit=PAGE,
         buckets=TREND, only=visitor.asker.only,
     )  # fmt: skip
     page = await some_patterns(request, asked)
     lines = await some_lines(
         request,
         LinesAsked(
-            limit=VALUED, since=span.since, until=span.until, workload=as_pattern(workload),
+            limit=VALUED, since=span.since, until=span.until, workload=await workload_filter(request, workload),
             template_id=number, only=visitor.asker.only,
         ),
     )  # fmt: skip
@@ -123,14 +124,6 @@ async def template_page(
         incidents=incidents[:20], trend=_trend(page.patterns), span=span, states=IncidentState,
         everywhere=marks.get((number, "")),
     )  # fmt: skip
-
-
-def as_pattern(text: str) -> str | None:
-    """A filter of workloads as people type it: a part of a name finds it."""
-    text = text.strip()
-    if not text:
-        return None
-    return text if "*" in text or "?" in text or "/" in text else f"*{text}*"
 
 
 def mark_of(one: PatternCount, marks: dict[tuple[int, str], MarkView]) -> MarkView | None:

@@ -73,7 +73,6 @@ def render(
         "nonce": nonce,
         "me": visitor,
         "path": request.url.path,
-        "query": dict(request.query_params),
         "now": utc_now(),
         "spans": SPANS,
         "link": lambda **changes: link(request.url.path, request.query_params, changes),

@@ -109,7 +109,7 @@
   });
   const markCurrent = (key) => {
     const row = current();
-    const button = row && $(`.mark button[data-key="${key}"]`, row);
+    const button = row && $(`.mark button[data-mark="${key}"]`, row);
     if (button) { button.click(); return; }
     const box = row && $("input[name=pattern]", row);
     if (!box) return;
