@@ -18,6 +18,7 @@ MOST_CONNECTIONS: Final = 4_096
 OTHER_FILES: Final = 128
 # For a whole request; one of ours is answered earlier (bodies.py). It also bounds silence after connecting.
 REQUEST_S: Final = 60.0
+STREAMED: Final = b"/upload"  # a journal may arrive for as long as it does arrive
 KEEP_ALIVE_S: Final = 75  # more than the pauses of most shippers
 STOP_S: Final = 8  # for requests that are being answered
 
@@ -40,6 +41,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._expect()
         super().on_message_begin()
+
+    def on_body(self, body: bytes) -> None:
+        if self.url.startswith(STREAMED):
+            self._expect()
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._arrived()

@@ -71,6 +71,36 @@ def decode_journal(body: bytes, hints: Hints) -> Decoded:
     return Decoded(records=records, distinct=distinct, apart=apart if all(cursors) else ())
 
 
+def whole_entries(body: bytes, most: int) -> int:
+    """The length of the entries at the beginning of an unfinished body that are there as a whole, of at most
+    so many. Raises Undecodable for data that cannot become an entry."""
+    at = whole = found = 0
+    while at < len(body) and found < most:
+        if (blank := _BLANK.match(body, at)) is not None:
+            at = blank.end()
+            continue
+        end = body.find(b"\n\n", at)
+        text = body[at : len(body) if end < 0 else end]
+        if all(b"=" in line for line in text.split(b"\n")):
+            if end < 0:
+                break
+            at = end + 1
+        else:
+            try:
+                _, at = _entry_with_data(body, at, found + 1)
+            except _Unfinished:
+                break
+            if body[at - 1 : at + 1] != b"\n\n":
+                break
+        found += 1
+        at = whole = at + 1
+    return whole
+
+
+class _Unfinished(Undecodable):
+    """A field that is longer than the body."""
+
+
 def _entries(body: bytes) -> list[Fields]:
     entries: list[Fields] = []
     at = 0
@@ -109,9 +139,10 @@ def _entry_with_data(body: bytes, at: int, number: int) -> tuple[Fields, int]:
             continue
         start = end + 1 + _LENGTH
         stop = start + int.from_bytes(body[end + 1 : start], "little")
-        if start > len(body) or stop > len(body) or body[stop : stop + 1] not in (b"\n", b""):
+        short = start > len(body) or stop > len(body)
+        if short or body[stop : stop + 1] not in (b"\n", b""):
             shown = name[:40].decode("utf-8", "replace")
-            raise Undecodable(
+            raise (_Unfinished if short else Undecodable)(
                 f"entry {number} of the journal has a field {shown!r} whose length does not fit; "
                 "send the export format of journalctl"
             )

@@ -53,6 +53,11 @@ class Share:
         self.room.held += size
         self.size += size
 
+    def give(self, size: int) -> None:
+        """Gives a part back before the request ends."""
+        self.room.held -= size
+        self.size -= size
+
 
 async def receive_body(
     chunks: AsyncIterator[bytes], *, encoding: str, share: Share, slow_s: float = SLOW_S

@@ -10,8 +10,9 @@ from pipeline.service.access.keys import SenderKey
 from pipeline.settings.listeners import Listener
 from pipeline.workers.http_server import HttpServer
 from pipeline.workers.intake.access import check_access
-from pipeline.workers.intake.app import Service, intake_app
+from pipeline.workers.intake.app import intake_app
 from pipeline.workers.intake.connections import StreamServer
+from pipeline.workers.intake.exchange import Service
 from pipeline.workers.intake.forward_server import ForwardServer
 from pipeline.workers.intake.grpc_server import Authorize, GrpcServer
 from pipeline.workers.intake.relp_server import RelpServer

@@ -28,8 +28,8 @@ from pipeline.service.senders import PUSH_S
 from pipeline.settings import Settings
 from pipeline.settings.listeners import Listener
 from pipeline.workers.heartbeat import Heartbeat
-from pipeline.workers.intake.app import Service
 from pipeline.workers.intake.door import Door
+from pipeline.workers.intake.exchange import Service
 from pipeline.workers.intake.listening import IntakeServer, server_of
 from pipeline.workers.intake.rule_book import RuleBook
 from pipeline.workers.liveness import Progress

@@ -7,7 +7,7 @@ import pytest
 
 from bench._fuzz_requests import checked
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
-from pipeline.sources.protocols.journal import decode_journal
+from pipeline.sources.protocols.journal import decode_journal, whole_entries
 
 # As `journalctl -o export` writes it.
 ENTRY = (
@@ -89,3 +89,30 @@ def test_a_request_is_bounded_in_entries_and_in_fields() -> None:
         decode_journal(b"A=1\n\n" * 100_001, Hints())
     with pytest.raises(Undecodable, match="more than 10,000 lines"):
         decode_journal(b"A=1\n" * 20_000, Hints())
+
+
+@pytest.mark.parametrize("most", [1, 2, 100])
+def test_a_body_that_arrives_in_parts_is_cut_between_entries(most: int) -> None:
+    binary = ENTRY.encode() + data("MESSAGE", b"two\n\nlines=1\n") + data("X", b"\n\n") + b"\n"
+    body = b"\n" + entry("a") + binary + entry("b") + b"\n\n" + binary + entry("c")
+    whole = decoded(body).records.messages
+    for arrived in range(len(body) + 1):
+        found: list[str] = []
+        rest = body[:arrived]
+        while end := whole_entries(rest, most):
+            part = decoded(rest[:end]).records.messages
+            assert 0 < len(part) <= most
+            found += part
+            rest = rest[end:]
+        assert found == whole[: len(found)]
+        # What is left is no whole entry; with the others behind it, it is the rest.
+        assert found + decoded(rest + body[arrived:]).records.messages == whole
+    assert found == whole
+
+
+def test_an_unfinished_body_that_is_no_journal_is_refused_when_its_data_cannot_fit() -> None:
+    wrong = b"MESSAGE\n" + struct.pack("<Q", 3) + b"abcdef\n\n"
+    with pytest.raises(Undecodable, match="MESSAGE"):
+        whole_entries(wrong, 10)
+    endless = b"MESSAGE\n" + struct.pack("<Q", 1 << 60) + b"abc"
+    assert whole_entries(entry("a") + endless, 10) == len(entry("a"))

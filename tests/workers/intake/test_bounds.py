@@ -22,9 +22,10 @@ from pipeline.settings.listeners import Listener
 from pipeline.workers import http_server
 from pipeline.workers.http_server import HttpServer
 from pipeline.workers.intake import bodies
-from pipeline.workers.intake.app import Service, intake_app
+from pipeline.workers.intake.app import intake_app
 from pipeline.workers.intake.bodies import Room, receive_body
 from pipeline.workers.intake.door import Door
+from pipeline.workers.intake.exchange import Service
 from pipeline.workers.intake.refusals import Refusal, RequestRefused
 from pipeline.workers.sockets import listener_socket
 

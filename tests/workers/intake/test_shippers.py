@@ -28,6 +28,7 @@ from pipeline.records.pushed import PushedRecords
 from pipeline.redis.connection import connect
 from pipeline.service.access.keys import SenderKeys
 from pipeline.settings import Settings
+from pipeline.workers.intake.bodies import MAX_BODY
 
 pytestmark = pytest.mark.long  # starts processes
 
@@ -278,6 +279,24 @@ def test_rotel_forwards_otlp(receiver: Receiver, tmp_path: Path) -> None:
         receiver.restart(process)
         send(range(2 * LINES, 3 * LINES))
         receiver.has("rotel", 3 * LINES)
+
+
+def test_a_journal_of_any_size_is_taken_in(receiver: Receiver, tmp_path: Path) -> None:
+    """It comes in one request, of more than any other one may have."""
+    count, filler = 11_000, "x" * 2_000
+    upload = installed("systemd-journal-upload")
+    (tmp_path / "journal").mkdir()
+    wrote_journal(
+        tmp_path / "journal" / "all.journal", [f"whole order {n} was paid {filler}" for n in range(count)], begin=0
+    )
+    assert count * len(filler) > MAX_BODY
+    command = [
+        upload, f"--directory={tmp_path / 'journal'}", f"--url={receiver.intake.url}",
+        f"--save-state={tmp_path / 'state'}", "--follow=no",
+    ]  # fmt: skip
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
+    receiver.has("whole", count)
 
 
 def test_systemd_journal_upload(receiver: Receiver, tmp_path: Path) -> None:
