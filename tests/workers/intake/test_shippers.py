@@ -287,7 +287,9 @@ def test_a_journal_of_any_size_is_taken_in(receiver: Receiver, tmp_path: Path) -
     upload = installed("systemd-journal-upload")
     (tmp_path / "journal").mkdir()
     wrote_journal(
-        tmp_path / "journal" / "all.journal", [f"whole order {n} was paid {filler}" for n in range(count)], begin=0
+        tmp_path / "journal" / "all.journal",
+        [f"whole order {n} was paid {filler}" for n in range(count)],
+        begin=0,
     )
     assert count * len(filler) > MAX_BODY
     command = [
