@@ -56,8 +56,9 @@ def _filters(query: ResultQuery) -> list[dict[str, Any]]:
         found.append({"terms": {"level": list(query.levels)}})
     if query.template_id is not None:
         found.append(of_templates([query.template_id]))
-    if query.text is not None:
-        found.append({"match_phrase": {"message": query.text}})
+    for text in (query.text, query.key):
+        if text is not None:
+            found.append({"match_phrase": {"message": text}})
     if query.anomalous:
         found.append({"term": {"anomalous": True}})
     if query.record_id is not None:

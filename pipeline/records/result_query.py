@@ -16,6 +16,7 @@ class ResultQuery:
     workloads: tuple[str, ...] | None = None  # their exact names
     level: str | None = None  # this one of LEVELS, or a graver one
     text: str | None = None  # stands in the message; upper and lower case are the same
+    key: str | None = None  # stands as it is in the message or the raw text (OpenSearch: in the message)
     template_id: int | None = None
     anomalous: bool = False
     record_id: str | None = None

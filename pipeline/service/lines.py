@@ -40,7 +40,7 @@ def stored_lines(answers: Answers, settings: Settings, asked: LinesAsked) -> Lin
         before = (_moment(at_us), record_id)
         since, until = (None if us is None else _moment(us) for us in span)
         asked = replace(asked, since=since, until=until)
-    names = _chosen_names(answers, asked.workload, asked.only)
+    names = chosen_names(answers, asked.workload, asked.only)
     query = ResultQuery(
         # One more says whether there is a next page.
         limit=asked.limit + (asked.context == 0),
@@ -65,7 +65,7 @@ def stored_lines(answers: Answers, settings: Settings, asked: LinesAsked) -> Lin
             last = [epoch_us(rows["timestamp"][-1]), rows["record_id"][-1]]
             following = cursor_text([*last, *span_us], *asked.filters)
     seen = _visible(answers, asked.only) if rows.is_empty() else []
-    return LinePage(lines=_lines(rows), next=following, stored_in=place_of(settings), workloads=seen)
+    return LinePage(lines=lines_of_rows(rows), next=following, stored_in=place_of(settings), workloads=seen)
 
 
 def around_line(
@@ -91,7 +91,7 @@ def around_line(
         raise NotFound(
             f"no stored line has the id {record_id[:80]!r}; `logweir results --json` shows the ids"
         )
-    return LinePage(lines=_lines(answers.context(hit, records)), stored_in=place_of(settings))
+    return LinePage(lines=lines_of_rows(answers.context(hit, records)), stored_in=place_of(settings))
 
 
 def stored_patterns(
@@ -110,7 +110,7 @@ def stored_patterns(
             since=asked.since,
             until=asked.until,
             against=asked.other,
-            workloads=_chosen_names(answers, asked.workload, asked.only),
+            workloads=chosen_names(answers, asked.workload, asked.only),
             template_ids=None if asked.template_id is None else (asked.template_id,),
             anomalous=asked.anomalous,
             order=asked.order,
@@ -146,7 +146,7 @@ def stored_rates(
         PatternQuery(
             since=since,
             until=until,
-            workloads=_chosen_names(answers, workload, only),
+            workloads=chosen_names(answers, workload, only),
             limit=MAX_RATED,
             buckets=buckets,
         )
@@ -178,7 +178,7 @@ def covered_names(pattern: str | None, names: Iterable[str]) -> tuple[str, ...] 
     return None if pattern is None else tuple(name for name in names if covers([pattern], name))
 
 
-def _chosen_names(answers: Answers, workload: str | None, only: tuple[str, ...]) -> tuple[str, ...] | None:
+def chosen_names(answers: Answers, workload: str | None, only: tuple[str, ...]) -> tuple[str, ...] | None:
     """The names that match a pattern and that the asker sees; None: all."""
     if workload is None and not only:
         return None
@@ -201,7 +201,8 @@ def place_of(settings: Settings) -> str:
     return indices(settings)
 
 
-def _lines(rows: pl.DataFrame) -> list[Line]:
+def lines_of_rows(rows: pl.DataFrame) -> list[Line]:
+    """Rows of RESULT_SCHEMA as lines, with the fields that stand beside their messages."""
     extra = [name for name in ("hit", "place") if name in rows.columns]
     columns = rows.select([*_COLUMNS, *extra]).iter_rows(named=True)
     return [_line(row, raw) for row, raw in zip(columns, rows["raw"], strict=True)]

@@ -32,7 +32,7 @@ def newest_lines(
     since, until = (None if at is None else epoch_us(at) for at in (query.since, query.end))
     # A bound on the newest so far spares rows where most of them match. Where few do, as of a text, it costs
     # a fifth more: each row's time is read before its text. An expression has no such bound.
-    order = '"timestamp"' if query.text is None else 'epoch_us("timestamp")'
+    order = '"timestamp"' if query.text is None and query.key is None else 'epoch_us("timestamp")'
     with engine.question():
         for group in _groups(parts):
             if found.height >= query.limit:
@@ -78,6 +78,9 @@ def _conditions(query: ResultQuery) -> tuple[list[str], dict[str, object]]:
         cased = query.text.lower() != query.text.upper()
         wanted.append(f"contains({'lower(message), lower($text)' if cased else 'message, $text'})")
         parameters["text"] = query.text
+    if query.key is not None:
+        wanted.append("(contains(message, $key) OR contains(raw, $key))")
+        parameters["key"] = query.key
     return wanted, parameters
 
 

@@ -1,0 +1,152 @@
+"""The records of a session or trace, in order of time across workloads, and what was found in sessions.
+
+A session is known by its key: the id of a block, a trace or a request that its records name. No index of keys
+is stored. The records are those whose text or structured fields hold the key, in a bounded span.
+"""
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import polars as pl
+import redis
+
+from pipeline.errors import BadInput
+from pipeline.ledger.ledger import Ledger
+from pipeline.records.result_query import ResultQuery
+from pipeline.service.lines import chosen_names, lines_of_rows
+from pipeline.service.questions import LinesAsked
+from pipeline.service.values import Line
+from pipeline.settings import Settings
+from pipeline.sinks.answers.answers import Answers
+from pipeline.watching.rows import SESSIONS
+from pipeline.watching.sessions.open_sessions import session_name
+from pipeline.watching.state import WatcherState
+
+LIMIT: Final = 500  # records of a session
+MIN_KEY, MAX_KEY = 4, 200  # characters
+KINDS: Final = (
+    "block ids of HDFS", "trace ids (W3C, trace_id, SkyWalking, Sleuth)", "request ids of OpenStack",
+    "request, correlation, transaction, job and session ids", "UUIDs",
+)  # fmt: skip
+_MESSAGE: Final = re.compile(r"(.*): session (\S.*?), ([0-9,]+) events?\b", re.DOTALL)
+_SCANNED: Final = 2_000  # findings, of which those in sessions are taken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionFinding:
+    """A session that left the course of the others: why, and its events as they came."""
+
+    key: str
+    workload: str
+    at: datetime
+    why: str
+    events: list[str]
+    score: float | None
+    template_id: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionInHand:
+    """A session that is not judged yet: its events so far in one workload."""
+
+    workload: str
+    events: int
+    began: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRecords:
+    """The records that hold a key, the oldest first. `more`: there are older ones. `findings`: of sessions
+    with this key. `in_hand`: where it is still open."""
+
+    key: str
+    since: datetime
+    until: datetime
+    lines: list[Line]
+    more: bool
+    workloads: list[str]
+    findings: list[SessionFinding]
+    in_hand: list[SessionInHand]
+
+
+def stored_session(
+    answers: Answers,
+    client: "redis.Redis",
+    settings: Settings,
+    key: str,
+    *,
+    span: tuple[datetime, datetime],
+    limit: int = LIMIT,
+    only: tuple[str, ...] = (),
+) -> SessionRecords:
+    """All about one key. Raises BadInput, RedisUnavailable, and as `Answers` does."""
+    if not MIN_KEY <= len(key) <= MAX_KEY:
+        raise BadInput(f"key {key[:60]!r} has {len(key)} characters; a key has {MIN_KEY} to {MAX_KEY}")
+    LinesAsked(since=span[0], until=span[1])  # checks them
+    names = chosen_names(answers, None, only)
+    query = ResultQuery(limit=limit + 1, since=span[0], until=span[1], workloads=names, key=key)
+    found = answers.lines(query)  # the oldest first
+    judged = pl.col("source").eq_missing(SESSIONS)
+    lines = lines_of_rows(found.filter(~judged))
+    return SessionRecords(
+        key=key,
+        since=span[0],
+        until=span[1],
+        lines=lines[-limit:],
+        more=found.height > limit,
+        workloads=sorted({line.workload for line in lines}),
+        findings=_findings(found.filter(judged)),
+        in_hand=_in_hand(client, settings, key, names),
+    )
+
+
+def session_findings(
+    answers: Answers, *, since: datetime, until: datetime, limit: int, only: tuple[str, ...] = ()
+) -> list[SessionFinding]:
+    """Sessions that left the course of the others, the newest first. Raises as `Answers` does."""
+    query = ResultQuery(
+        limit=_SCANNED,
+        since=since,
+        until=until,
+        workloads=chosen_names(answers, None, only),
+        anomalous=True,
+        text="session",
+        level="warning",
+    )
+    return _findings(answers.lines(query).filter(pl.col("source") == SESSIONS))[::-1][:limit]
+
+
+def _findings(rows: pl.DataFrame) -> list[SessionFinding]:
+    return [_finding(row) for row in rows.iter_rows(named=True)]
+
+
+def _finding(row: dict[str, Any]) -> SessionFinding:
+    message, raw = row["message"] or "", row["raw"]
+    parts = _MESSAGE.match(message)
+    return SessionFinding(
+        key=parts[2] if parts else "",
+        workload=row["workload"],
+        at=row["timestamp"],
+        why=parts[1] if parts else message,
+        events=raw.splitlines() if raw and raw != message else [],
+        score=row["score"],
+        template_id=row["template_id"],
+    )
+
+
+def _in_hand(
+    client: "redis.Redis", settings: Settings, key: str, names: tuple[str, ...] | None
+) -> list[SessionInHand]:
+    known = Ledger(client, settings).backlog.totals()
+    wanted = [name for name in known if names is None or name in names]
+    found = WatcherState(client, settings).sessions([session_name(name, key) for name in wanted])
+    return [
+        SessionInHand(
+            workload=one.workload,
+            events=len(one.at_ms) + one.dropped,
+            began=datetime.fromtimestamp(min(one.at_ms) / 1000, UTC) if one.at_ms else None,
+        )
+        for one in found.values()
+    ]
