@@ -10,14 +10,25 @@ from fastapi.responses import RedirectResponse, Response, StreamingResponse
 from pipeline.service.access.console_sessions import LOCAL, ConsoleSession, ConsoleSessions
 from pipeline.service.access.keys import READ, key_digest
 from pipeline.workers.api.asking import api_of
-from pipeline.workers.api.console import compare, decisions, incidents, lines, now, patterns, rates, sessions
+from pipeline.workers.api.console import (
+    compare,
+    decisions,
+    incidents,
+    learning,
+    lines,
+    now,
+    operating,
+    patterns,
+    rates,
+    sessions,
+)
 from pipeline.workers.api.console.doors import ConsoleRoute, cookie_name, failure_page, sees
 from pipeline.workers.api.console.views import STATIC, Visitor, keep_session, render, static_file
 from pipeline.workers.api.problems import AskRefused
 
 ROUTERS: Final = (
     now.router, incidents.router, patterns.router, lines.router, decisions.router, compare.router, rates.router,
-    sessions.router,
+    sessions.router, learning.router, operating.router,
 )  # fmt: skip
 router: Final = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
 _YEAR: Final = "public, max-age=31536000, immutable"

@@ -72,7 +72,7 @@ async def post_marks(
     text = f"{names} marked {state}" if state else f"{names}: the mark is taken back"
     before = replaced.pop() if len(replaced) == 1 else ""  # several kinds: back to no mark
     undo = {"action": "/do/mark", "fields": [("state", before), *(("pattern", one) for one in pattern)]}
-    return _done(request, visitor, text, undo if state else None)
+    return answer_change(request, visitor, text, undo if state else None)
 
 
 @router.post("/do/incident/{name}/{action}")
@@ -98,7 +98,7 @@ async def post_incident(
     )  # fmt: skip
     api.shared.forget("incidents")
     undo = {"action": f"/do/incident/{name}/reopen", "fields": []}
-    return _done(
+    return answer_change(
         request, visitor, f"The incident is {_SAYS[action]}", None if action is Action.REOPEN else undo
     )
 
@@ -114,13 +114,16 @@ def _check_sees(visitor: Visitor, workload: str) -> None:
         raise NotFound(f"the key {visitor.asker.name!r} marks patterns of {', '.join(only)} alone")
 
 
-def _done(request: Request, visitor: Visitor, text: str, undo: dict[str, Any] | None) -> Response:
-    """A note on the page; without scripts, the page again."""
-    if not request.headers.get("hx-request"):
+def answer_change(
+    request: Request, visitor: Visitor, text: str, undo: dict[str, Any] | None = None, *, to: str = ""
+) -> Response:
+    """A note on the page. Without scripts, or after a question, the page again; `to`: another one."""
+    if to or not request.headers.get("hx-request"):
         back = request.headers.get("referer", "")
         host = request.headers.get("host", "")
         inside = back.partition("://")[2]
-        return RedirectResponse("/" + inside.partition("/")[2] if inside.startswith(f"{host}/") else "/", 303)
+        again = "/" + inside.partition("/")[2] if inside.startswith(f"{host}/") else "/"
+        return RedirectResponse(to or again, 303)
     answer = render(request, visitor, "toast.html", text=text, undo=undo, bad=False)
     answer.headers["HX-Trigger"] = "lw-changed"
     return answer

@@ -5,7 +5,7 @@ Log text is whatever somebody wrote: `visible` shows its control characters, and
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
 from pipeline.records.batch import utc_now
@@ -81,6 +81,16 @@ def length_of(length_s: float) -> str:
     return f"{length_s / 3_600:.0f} h" if length_s < 172_800 else f"{length_s / 86_400:.0f} d"
 
 
+def moment_ms(ms: float) -> datetime:
+    """The moment of milliseconds since 1970."""
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+def moment_iso(text: str) -> datetime:
+    """The moment of a text in ISO 8601 that the pipeline wrote."""
+    return datetime.fromisoformat(text)
+
+
 def iso_time(at: datetime) -> str:
     """For `datetime=` and for addresses."""
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -148,7 +158,7 @@ def _pieces(text: str, spans: Iterable[tuple[int, int]]) -> Iterator[tuple[str, 
 
 FILTERS: Final = (
     number, share, score, bytes_size, times, ago, length_of, iso_time, clock_time, level_class, severity_word, pieces,
-    why_scored, message_pieces, clip, chance, visible,
+    why_scored, message_pieces, clip, chance, visible, moment_ms, moment_iso,
 )  # fmt: skip
 
 
