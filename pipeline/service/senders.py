@@ -149,6 +149,13 @@ def read_senders(client: "redis.Redis", settings: Settings) -> Sequence[HeardSen
     return sorted(found, key=lambda sender: sender.last, reverse=True)
 
 
+def has_fallen_silent(sender: HeardSender, now: datetime) -> bool:
+    """Whether it was steady, and nothing has come for a while; False once it has left."""
+    quiet_ms = (now - sender.last).total_seconds() * 1000
+    steady_ms = (sender.last - sender.first).total_seconds() * 1000
+    return steady_ms >= STEADY_MS and SILENT_MS <= quiet_ms < LEFT_MS
+
+
 def silent_senders(texts: Iterable[bytes], now_ms: int) -> int:
     """How many of the senders, as Redis holds them, are silent."""
     count = 0

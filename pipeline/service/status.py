@@ -1,5 +1,6 @@
 """The facts of a running pipeline at one moment."""
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
@@ -12,14 +13,22 @@ from pipeline.controller.watchlist import Watchlist
 from pipeline.errors import RedisUnavailable, StoreUnavailable
 from pipeline.gpu.leasing.pool_ledger import PoolLedger
 from pipeline.ledger.ledger import Ledger
-from pipeline.messages.routing import both, stage_queues
+from pipeline.messages.routing import all_queues, both, stage_queues
 from pipeline.models.registry import Registry
 from pipeline.observe.presence import Presence, WorkerView
 from pipeline.records.delivery import Stage
 from pipeline.redis.attach import running
-from pipeline.redis.connection import connect
+from pipeline.redis.connection import answering, connect
 from pipeline.redis.keys import SHARED, Keys
-from pipeline.service.values import DrainShard, PoolCounts, ServingWorker, StackStatus, WorkloadLines
+from pipeline.service.values import (
+    DiskRoom,
+    DrainShard,
+    PoolCounts,
+    QueueLength,
+    ServingWorker,
+    StackStatus,
+    WorkloadLines,
+)
 from pipeline.settings import Settings
 from pipeline.settings.values import kept_results
 from pipeline.sinks.manifest import KEY, manifest
@@ -86,6 +95,30 @@ def _read(client: "redis.Redis", settings: Settings) -> StackStatus:
         results=_stored(settings),
         results_keep=kept_results(settings.data.results_keep),
     )
+
+
+def read_queues(client: "redis.Redis", settings: Settings) -> list[QueueLength]:
+    """Every queue with its messages, those of later batches apart. Raises RedisUnavailable."""
+    keys, names = Keys(settings.redis.key_prefix), all_queues(settings.drain.shards)
+    served = {queue for worker in Presence(client, settings).live() for queue in worker.queues}
+    with answering():
+        pipe = client.pipeline(transaction=False)
+        for name in names:
+            pipe.llen(keys.kombu(name))
+        lengths = pipe.execute()
+    return [
+        QueueLength(queue=name, messages=int(length), served=name in served)
+        for name, length in zip(names, lengths, strict=True)
+    ]
+
+
+def read_disk(settings: Settings) -> DiskRoom | None:
+    """The room of the disk that holds the data directory, None where it cannot be asked."""
+    try:
+        room = shutil.disk_usage(settings.data.dir)
+    except OSError:
+        return None
+    return DiskRoom(folder=str(settings.data.dir), total=room.total, free=room.free)
 
 
 def _stored(settings: Settings) -> dict[str, int] | None:

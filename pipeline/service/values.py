@@ -426,6 +426,24 @@ class DrainShard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueueLength:
+    """The messages of a queue; `served`: a live worker takes from it."""
+
+    queue: str
+    messages: int
+    served: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskRoom:
+    """The disk of a folder, in bytes."""
+
+    folder: str
+    total: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolCounts:
     """The GPU pool in numbers; `trouble` names each unusable device and its reason."""
 

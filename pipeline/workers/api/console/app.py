@@ -19,6 +19,7 @@ from pipeline.workers.api.console import (
     now,
     operating,
     patterns,
+    plant,
     rates,
     sessions,
 )
@@ -28,7 +29,7 @@ from pipeline.workers.api.problems import AskRefused
 
 ROUTERS: Final = (
     now.router, incidents.router, patterns.router, lines.router, decisions.router, compare.router, rates.router,
-    sessions.router, learning.router, operating.router,
+    sessions.router, learning.router, operating.router, plant.router,
 )  # fmt: skip
 router: Final = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
 _YEAR: Final = "public, max-age=31536000, immutable"

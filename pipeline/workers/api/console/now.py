@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from pipeline.controller.watchlist import covers
 from pipeline.records.batch import utc_now
 from pipeline.service.questions import PatternsAsked
-from pipeline.service.senders import LEFT_MS, SILENT_MS, STEADY_MS, read_senders
+from pipeline.service.senders import has_fallen_silent, read_senders
 from pipeline.service.values import HeardSender, PatternCount, RateTable, StackStatus
 from pipeline.units import plural
 from pipeline.workers.api.asking import api_of
@@ -31,7 +31,6 @@ from pipeline.workers.api.console.words import ago, length_of, total
 
 router: Final = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
 See = Annotated[Visitor, Depends(sees())]
-STEADY, SILENT, LEFT = (timedelta(milliseconds=ms) for ms in (STEADY_MS, SILENT_MS, LEFT_MS))
 HOUR: Final = timedelta(hours=1)
 SHOWN: Final = 8
 ENDED: Final = 5
@@ -151,7 +150,7 @@ async def _silent(request: Request) -> list[HeardSender]:
     api = api_of(request)
     heard = await api.shared.ask("senders", partial(api.facts, read_senders, api.client, api.settings))
     now = utc_now()
-    return [one for one in heard if one.last - one.first >= STEADY and SILENT <= now - one.last < LEFT]
+    return [one for one in heard if has_fallen_silent(one, now)]
 
 
 def _seen_by(visitor: Visitor, status: StackStatus) -> int:

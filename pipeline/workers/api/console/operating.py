@@ -151,7 +151,8 @@ async def post_dead(
     )
     _forget(request, "status")
     text = f"{plural(len(done.batches), 'batch')} {'sent again' if action == 'retry' else 'discarded'}"
-    to = f"/pipeline?done={quote(action)}#dead" if action == "discard" else ""
+    asked = action == "discard" or not request.headers.get("hx-request")
+    to = f"/pipeline?done={quote(action)}#dead" if asked else ""
     return answer_change(request, visitor, text, to=to)
 
 
