@@ -9,9 +9,8 @@ from fastapi.responses import Response
 from pipeline.records.batch import utc_now
 from pipeline.service.stored.compare import DEFAULT, ChangeKind, compare_stored, compared_sides
 from pipeline.workers.api.asking import api_of
-from pipeline.workers.api.console.asks import STORED_FRESH_S, newest_span, the_marks
+from pipeline.workers.api.console.asks import STORED_FRESH_S, newest_span, the_marks, workload_filter
 from pipeline.workers.api.console.doors import ConsoleRoute, sees
-from pipeline.workers.api.console.patterns import as_pattern
 from pipeline.workers.api.console.views import Visitor, render
 
 router: Final = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
@@ -46,7 +45,11 @@ async def compare_page(
     """The patterns of A beside those of B, and how sure each difference is."""
     api, only = api_of(request), visitor.asker.only
     sides = compared_sides(
-        a or DEFAULT, b.strip() or None, utc_now(), workload=as_pattern(workload), other=as_pattern(other)
+        a or DEFAULT,
+        b.strip() or None,
+        utc_now(),
+        workload=await workload_filter(request, workload),
+        other=await workload_filter(request, other),
     )
     ask = partial(compare_stored, client=api.client, settings=api.settings, sides=sides, only=only)
     found = await api.shared.ask(

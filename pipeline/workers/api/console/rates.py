@@ -9,9 +9,15 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
 from pipeline.service.values import CauseView, WorkloadRate
-from pipeline.workers.api.console.asks import IncidentRow, newest_span, some_rates, span_of, the_incidents
+from pipeline.workers.api.console.asks import (
+    IncidentRow,
+    newest_span,
+    some_rates,
+    span_of,
+    the_incidents,
+    workload_filter,
+)
 from pipeline.workers.api.console.doors import ConsoleRoute, sees
-from pipeline.workers.api.console.patterns import as_pattern
 from pipeline.workers.api.console.views import Visitor, render
 
 router: Final = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
@@ -59,7 +65,9 @@ async def rates_page(
 ) -> Response:
     """Workloads by time as a heat map, each cell of which leads to its patterns."""
     span = span_of(since, until)
-    table = await some_rates(request, visitor, span, buckets=PARTS, workload=as_pattern(workload))
+    table = await some_rates(
+        request, visitor, span, buckets=PARTS, workload=await workload_filter(request, workload)
+    )
     step = timedelta(seconds=table.bucket_s)
     parts = [
         HeatPart(since=table.since + step * at, until=table.since + step * (at + 1)) for at in range(PARTS)
