@@ -13,6 +13,7 @@ from pipeline.workers.api.asking import api_of
 from pipeline.workers.api.console import (
     compare,
     decisions,
+    gpus,
     incidents,
     learning,
     lines,
@@ -29,7 +30,7 @@ from pipeline.workers.api.problems import AskRefused
 
 ROUTERS: Final = (
     now.router, incidents.router, patterns.router, lines.router, decisions.router, compare.router, rates.router,
-    sessions.router, learning.router, operating.router, plant.router,
+    sessions.router, learning.router, operating.router, plant.router, gpus.router,
 )  # fmt: skip
 router: Final = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
 _YEAR: Final = "public, max-age=31536000, immutable"
