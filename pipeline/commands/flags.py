@@ -264,9 +264,23 @@ def models(parser: argparse.ArgumentParser) -> None:
 def intake(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--snippets",
-        choices=("opentelemetry", "fluent-bit", "vector", "rsyslog", "loki", "curl"),
+        choices=(
+            "opentelemetry",
+            "fluent-bit",
+            "vector",
+            "rsyslog",
+            "loki",
+            "curl",
+            "filebeat",
+            "logstash",
+            "syslog-ng",
+            "docker",
+            "python",
+            "node",
+        ),
         metavar="NAME",
-        help="the configuration of a shipper: opentelemetry, fluent-bit, vector, rsyslog, loki or curl",
+        help="the configuration of a shipper: opentelemetry, fluent-bit, vector, rsyslog, loki, curl, filebeat, "
+        "logstash, syslog-ng, docker, python or node",
     )
     parser.add_argument(
         "--explain",

@@ -8,10 +8,10 @@ from rich.table import Table
 from pipeline.commands.common import cell, out, print_json, printable, reached, redis_explained, settings_of
 from pipeline.errors import BadInput
 from pipeline.redis.connection import connect
-from pipeline.service.access.audit import record_change, user_of_machine
+from pipeline.service.access.audit import user_of_machine
+from pipeline.service.access.key_changes import KeyAsked, add_key, revoke_key
 from pipeline.service.access.keys import SEND, SenderKey, SenderKeys
 from pipeline.settings import Settings
-from pipeline.units import span
 
 
 def main(args: argparse.Namespace) -> int:
@@ -27,21 +27,21 @@ def main(args: argparse.Namespace) -> int:
 
 def _add(args: argparse.Namespace, keys: SenderKeys, settings: Settings) -> int:
     first = not any(key.may(SEND) for key in keys.look())
-    scopes = tuple(args.scope) or (SEND,)
-    lasts = span(getattr(args, "for")) if getattr(args, "for") else None
-    if getattr(args, "for") and not lasts:
-        raise BadInput(f"--for {getattr(args, 'for')!r} is no length of time; write 12h or 90d")
-    secret = keys.add(args.name, workload=args.workload or "", patterns=args.only, scopes=scopes, lasts=lasts)
-    record_change(
-        keys.client, settings, by=user_of_machine(), action="key.add", target=args.name, scopes=list(scopes)
+    asked = KeyAsked(
+        name=args.name,
+        scopes=tuple(args.scope) or (SEND,),
+        workload=args.workload or "",
+        only=args.only,
+        lasts=getattr(args, "for"),
     )
+    new = add_key(keys.client, settings, asked, by=user_of_machine(), flag="--for")
     if args.json:
-        print_json({"name": args.name, "key": secret})
+        print_json({"name": args.name, "key": new.key})
         return 0
     console = out()
-    console.print(secret, markup=False, soft_wrap=True)
+    console.print(new.key, markup=False, soft_wrap=True)
     console.print("this is the only time it is shown; send it as `Authorization: Bearer KEY`", markup=False)
-    if first and SEND in scopes:
+    if first and SEND in new.scopes:
         console.print(
             "from now on every request to the intake needs a key, also on this machine", markup=False
         )
@@ -49,9 +49,7 @@ def _add(args: argparse.Namespace, keys: SenderKeys, settings: Settings) -> int:
 
 
 def _revoke(args: argparse.Namespace, keys: SenderKeys, settings: Settings) -> int:
-    if not keys.revoke(args.name):
-        raise BadInput(f"there is no key {args.name!r}; `logweir keys list` shows those that are")
-    record_change(keys.client, settings, by=user_of_machine(), action="key.revoke", target=args.name)
+    revoke_key(keys.client, settings, args.name, by=user_of_machine(), remedy="`logweir keys list` shows")
     count = sum(key.may(SEND) for key in keys.look())
     if args.json:
         print_json({"name": args.name, "keys": count})

@@ -7,13 +7,10 @@ from rich.console import Console
 
 from pipeline.commands.common import out, print_json, reached, redis_explained, settings_of
 from pipeline.commands.intake import explain
-from pipeline.commands.intake.snippets import of_scheme, snippet_lines, snippet_text
 from pipeline.errors import BadInput
-from pipeline.redis.attach import running
 from pipeline.redis.connection import connect
 from pipeline.service.access.keys import SEND, SenderKeys
-from pipeline.settings import Settings
-from pipeline.settings.listeners import Listener
+from pipeline.service.access.snippets import intake_urls, of_scheme, snippet_lines, snippet_text
 from pipeline.units import plural
 
 
@@ -47,15 +44,6 @@ def main(args: argparse.Namespace) -> int:
     )
     show_lines(console, urls)
     return 0
-
-
-def intake_urls(settings: Settings) -> Sequence[str]:
-    """Where senders find the intake: that of the running stack, else that of the settings."""
-    state = running(settings.data.dir)
-    if state is not None and state.get("redis_url") == settings.redis.url:
-        found = state.get("intake")
-        return [str(url) for url in found] if isinstance(found, list) else []
-    return [Listener.parse(text).address for text in settings.intake.listeners]
 
 
 def show_lines(console: Console, urls: Sequence[str], where: str = "") -> None:

@@ -14,8 +14,8 @@ from pipeline.marks.marks import Target
 from pipeline.models.registry import Registry
 from pipeline.records.batch import utc_now
 from pipeline.redis.keys import SHARED
-from pipeline.service.access.audit import record_change
-from pipeline.service.access.keys import ADMIN, MARK, OPERATE, SenderKeys
+from pipeline.service.access.key_changes import KeyAsked, add_key, revoke_key
+from pipeline.service.access.keys import ADMIN, MARK, OPERATE
 from pipeline.service.dead_letters import change_dead_letters
 from pipeline.service.gpu import release_lease, renew_lease, request_lease
 from pipeline.service.mark_target import Finder
@@ -25,7 +25,6 @@ from pipeline.service.questions import asked_moment
 from pipeline.service.trainings import TrainingAsked, cancel_training, request_training
 from pipeline.service.values import BatchesChanged, MarkView, Moved, NewKey, WatchlistChange
 from pipeline.service.watchlist import change_watchlist
-from pipeline.units import span
 from pipeline.workers.api.access import Asker, needs
 from pipeline.workers.api.answering import answers_with, as_json
 from pipeline.workers.api.asking import api_of
@@ -268,20 +267,11 @@ async def post_release(request: Request, asker: Operating, lease: Name, body: To
 async def post_key(request: Request, asker: Ruling, body: KeyBody) -> Response:
     """A new key. Only its SHA-256 is kept."""
     api = api_of(request)
-    lasts = span(body.lasts) if body.lasts else None
-    if body.lasts and not lasts:
-        raise BadInput(f"lasts {body.lasts!r} is no length of time; write 12h or 90d")
-
-    def act() -> NewKey:
-        secret = SenderKeys(api.client, api.settings).add(
-            body.name, workload=body.workload, patterns=body.only, scopes=body.scopes, lasts=lasts
-        )
-        record_change(
-            api.client, api.settings, by=asker.name, action="key.add", target=body.name, scopes=body.scopes
-        )
-        return NewKey(name=body.name, key=secret, scopes=tuple(body.scopes))
-
-    return as_json(request, await api.facts(act), status=201)
+    asked = KeyAsked(
+        name=body.name, scopes=body.scopes, workload=body.workload, only=body.only, lasts=body.lasts
+    )
+    new = await api.facts(add_key, api.client, api.settings, asked, by=asker.name)
+    return as_json(request, new, status=201)
 
 
 @router.delete("/keys/{name}", responses=answers_with(dict[str, str], "`revoked`."))
@@ -289,10 +279,5 @@ async def delete_key(request: Request, asker: Ruling, name: Name) -> Response:
     """Revokes a key; within a second it is refused everywhere."""
     api = api_of(request)
 
-    def act() -> dict[str, str]:
-        if not SenderKeys(api.client, api.settings).revoke(name):
-            raise NotFound(f"there is no key {name[:60]!r}; /api/v1/keys lists those that are")
-        record_change(api.client, api.settings, by=asker.name, action="key.revoke", target=name)
-        return {"revoked": name}
-
-    return as_json(request, await api.facts(act))
+    await api.facts(revoke_key, api.client, api.settings, name, by=asker.name)
+    return as_json(request, {"revoked": name})

@@ -12,7 +12,8 @@ from pipeline.gpu.pool import Pool
 from pipeline.models.registry import Registry
 from pipeline.records.batch import utc_now
 from pipeline.service.access.audit import read_audit
-from pipeline.service.access.keys import ADMIN, OPERATE, READ, SenderKeys
+from pipeline.service.access.key_changes import read_keys
+from pipeline.service.access.keys import ADMIN, OPERATE, READ
 from pipeline.service.cursors import page_of
 from pipeline.service.dead_letters import read_dead_batch, read_dead_letters
 from pipeline.service.gpu import can_infer, read_usage
@@ -229,16 +230,7 @@ async def get_audit(
 async def get_keys(request: Request, _asker: Annotated[Asker, Depends(needs(ADMIN))]) -> Response:
     """Who may send and who may ask."""
 
-    def ask(api: Api) -> list[KeyView]:
-        return [
-            KeyView(
-                name=key.name, scopes=key.scopes, workload=key.workload or None, only=list(key.patterns),
-                created=key.created, expires=key.expires,
-            )
-            for key in SenderKeys(api.client, api.settings).look()
-        ]  # fmt: skip
-
-    return await _told(request, ask)
+    return await _told(request, lambda api: read_keys(api.client, api.settings))
 
 
 @router.get(

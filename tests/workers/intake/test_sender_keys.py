@@ -9,11 +9,11 @@ from command_line import Verb
 from intake_process import Intake, running_intake
 
 from pipeline.commands import flags
-from pipeline.commands.intake.snippets import SNIPPETS, snippet_lines, snippet_text
 from pipeline.errors import BadInput
 from pipeline.redis.connection import connect
 from pipeline.service import keys as keys_module
 from pipeline.service.access.keys import SenderKeys
+from pipeline.service.access.snippets import SNIPPETS, snippet_lines, snippet_text
 from pipeline.settings import Settings
 from pipeline.settings.listeners import Listener
 from pipeline.workers.intake.access import check_access

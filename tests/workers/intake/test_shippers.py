@@ -23,10 +23,10 @@ from polling import wait_until
 from shippers import Syslog, installed, rotel, rsyslog, syslog_ng, wrote_journal
 from tls_redis import Certificates
 
-from pipeline.commands.intake.snippets import snippet_text
 from pipeline.records.pushed import PushedRecords
 from pipeline.redis.connection import connect
 from pipeline.service.access.keys import SenderKeys
+from pipeline.service.access.snippets import snippet_text
 from pipeline.settings import Settings
 from pipeline.workers.intake.bodies import MAX_BODY
 

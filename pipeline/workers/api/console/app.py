@@ -22,6 +22,7 @@ from pipeline.workers.api.console import (
     patterns,
     plant,
     rates,
+    sending,
     sessions,
 )
 from pipeline.workers.api.console.doors import ConsoleRoute, cookie_name, failure_page, sees
@@ -30,7 +31,7 @@ from pipeline.workers.api.problems import AskRefused
 
 ROUTERS: Final = (
     now.router, incidents.router, patterns.router, lines.router, decisions.router, compare.router, rates.router,
-    sessions.router, learning.router, operating.router, plant.router, gpus.router,
+    sessions.router, learning.router, operating.router, plant.router, gpus.router, sending.router,
 )  # fmt: skip
 router: Final = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
 _YEAR: Final = "public, max-age=31536000, immutable"
