@@ -11,7 +11,7 @@ from intake_process import Intake, running_intake
 from pipeline.commands import flags
 from pipeline.errors import BadInput
 from pipeline.redis.connection import connect
-from pipeline.service import keys as keys_module
+from pipeline.service.access import keys as keys_module
 from pipeline.service.access.keys import SenderKeys
 from pipeline.service.access.snippets import SNIPPETS, snippet_lines, snippet_text
 from pipeline.settings import Settings
