@@ -14,8 +14,9 @@ from pipeline.marks.marks import Target
 from pipeline.redis.connection import answering
 from pipeline.redis.keys import Keys
 from pipeline.service.cursors import page_of
+from pipeline.service.incident_states import incident_state, read_decisions
 from pipeline.service.status import in_flight
-from pipeline.service.values import CauseView, IncidentPage, IncidentView, OneIncident
+from pipeline.service.values import CauseView, Decision, IncidentPage, IncidentView, OneIncident
 from pipeline.settings import Settings
 from pipeline.units import epoch_us, plural
 from pipeline.watching.incidents.live import Incidents
@@ -44,8 +45,9 @@ def read_incidents(
     page, following = page_of(rows, size, cursor, "incidents", only_open, since, only)
     # A list keeps the order of the watcher; a page of it has one that stays.
     shown = wanted if limit is None and cursor is None else page
+    decided = read_decisions(client, settings) if shown else {}
     return IncidentPage(
-        incidents=[incident_view(i) for i in shown],
+        incidents=[incident_view(i, decided.get(i.id), now) for i in shown],
         kept=len(found),
         unseen=[] if only else unseen_lines(client, settings),
         next=following,
@@ -60,11 +62,15 @@ def read_incident(
     incident = _chosen(found, name)
     like = next((i.first for i in found if i.id == incident.seen_before), None)
     unseen = [] if only else unseen_lines(client, settings)
-    return OneIncident(incident=incident_view(incident), like_began=like, unseen=unseen)
+    decision = read_decisions(client, settings).get(incident.id)
+    return OneIncident(incident=incident_view(incident, decision, now), like_began=like, unseen=unseen)
 
 
-def incident_view(incident: Incident) -> IncidentView:
+def incident_view(incident: Incident, decision: Decision | None, now: datetime) -> IncidentView:
     """An incident for programs."""
+    state = incident_state(
+        decision, now, goes_on=incident.open, last=incident.last, workloads=incident.workloads
+    )
     return IncidentView(
         id=incident.id,
         first=incident.first,
@@ -80,6 +86,8 @@ def incident_view(incident: Incident) -> IncidentView:
         seen_before=incident.seen_before,
         causes=[CauseView(**asdict(cause), mark=_mark(cause)) for cause in incident.causes],
         more_causes=incident.more,
+        state=state,
+        decision=decision,
     )
 
 

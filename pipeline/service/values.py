@@ -7,6 +7,7 @@ those of `--json`. Times are aware UTC.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from enum import StrEnum
 from typing import Any
 
 from pipeline.controller.training_status import Status
@@ -135,9 +136,35 @@ class CauseView:
     mark: str | None
 
 
+class IncidentState(StrEnum):
+    """Where an incident is in the hands of people."""
+
+    OPEN = "open"
+    ACKNOWLEDGED = "acknowledged"
+    SNOOZED = "snoozed"
+    RESOLVED = "resolved"
+    REGRESSED = "regressed"  # resolved, and its causes have come back
+    ENDED = "ended"  # nobody decided, and nothing came for a while
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One person's decision. `last_seen` and `workloads`: of the incident as that person saw it. `until`: the
+    end of a snooze."""
+
+    state: IncidentState
+    by: str
+    at: datetime
+    last_seen: datetime
+    workloads: tuple[str, ...]
+    until: datetime | None = None
+    why: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentView:
-    """An incident: causes that began together. The first cause is likely the first of them."""
+    """An incident: causes that began together. The first cause is likely the first of them. `decision`: what
+    somebody decided of it, and `state`: where that leaves it."""
 
     id: str
     first: datetime
@@ -153,6 +180,8 @@ class IncidentView:
     seen_before: str | None
     causes: list[CauseView]
     more_causes: int
+    state: IncidentState = IncidentState.OPEN
+    decision: Decision | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

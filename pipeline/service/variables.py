@@ -4,7 +4,19 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
+
+import redis
+
+from pipeline.drain.learner import read_templates
+from pipeline.errors import BadInput, NotFound
+from pipeline.redis.connection import answering
+from pipeline.redis.keys import Keys
+from pipeline.service.lines import stored_lines
+from pipeline.service.questions import LinesAsked
+from pipeline.settings import Settings
+from pipeline.sinks.answers.answers import Answers
 
 _HOLE: Final = re.compile(r"<(\*|[A-Z][A-Z0-9_]*)>")
 TOP: Final = 10
@@ -23,6 +35,48 @@ class VariableValues:
     values: list[tuple[str, int]]
     distinct: int
     lines: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateValues:
+    """The values of a template's variables in its newest lines of a span, and the hosts and levels of these.
+    `lines`: how many were looked at."""
+
+    template_id: int
+    template: str | None
+    since: datetime
+    until: datetime
+    lines: int
+    variables: list[VariableValues]
+    hosts: dict[str, int]
+    levels: dict[str, int]
+
+
+def stored_values(
+    answers: Answers, client: "redis.Redis", settings: Settings, asked: LinesAsked
+) -> TemplateValues:
+    """Of the lines of `asked`, which names a template and a span.
+
+    Raises BadInput, NotFound, RedisUnavailable, and as `Answers` does."""
+    number = asked.template_id
+    if number is None or asked.since is None or asked.until is None:
+        raise BadInput("values belong to a template in a span; name both")
+    with answering():
+        texts = read_templates(client, Keys(settings.redis.key_prefix))
+    text = next((one.text for one in texts if one.template_id == number), None)
+    lines = stored_lines(answers, settings, asked).lines
+    if text is None and not lines:
+        raise NotFound(f"there is no pattern T{number}; /api/v1/patterns lists those of a span")
+    return TemplateValues(
+        template_id=number,
+        template=text if lines or not asked.only else None,  # it may have words of other workloads
+        since=asked.since,
+        until=asked.until,
+        lines=len(lines),
+        variables=values_of(text or "", [one.message or "" for one in lines]),
+        hosts=dict(Counter(one.host for one in lines if one.host).most_common(TOP)),
+        levels=dict(Counter(one.level for one in lines if one.level).most_common(TOP)),
+    )
 
 
 def values_of(template: str, messages: Sequence[str]) -> list[VariableValues]:

@@ -129,7 +129,7 @@ def compared_sides(
     elif other is not None:
         before, end = since, until
     else:
-        before, end = since - (until - since), since
+        before, end = PatternsAsked(since=since, until=until, workload=workload).other
     sides = (
         ComparedSide(since=since, until=until, workload=workload),
         ComparedSide(since=before, until=end, workload=workload if other is None else other),
@@ -146,8 +146,10 @@ def compare_stored(
     sides: tuple[ComparedSide, ComparedSide],
     *,
     only: tuple[str, ...] = (),
+    kind: ChangeKind | None = None,
+    limit: int | None = None,
 ) -> Comparison:
-    """Raises BadInput, RedisUnavailable, and as `Answers` does."""
+    """The differences of a kind; None: of all. Raises BadInput, RedisUnavailable, and as `Answers` does."""
     a, b = sides
     across = a.workload != b.workload
     counts = [_counted(answers, side, only, across=across) for side in sides]
@@ -165,9 +167,10 @@ def compare_stored(
         (one for one in found if one is not None),
         key=lambda one: (rank[one.kind], one.certainty is Certainty.FEW, not one.severe, one.p_value, -one.a),
     )
+    chosen = [one for one in differences if kind in (None, one.kind)][:limit]
     sums = tuple(sum(one.records for one in side.values()) for side in counts)
     return Comparison(
-        a=a, b=b, differences=differences, compared=len(keys), alike=len(keys) - len(differences),
+        a=a, b=b, differences=chosen, compared=len(keys), alike=len(keys) - len(differences),
         lines=(sums[0], sums[1]),
     )  # fmt: skip
 

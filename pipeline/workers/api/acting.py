@@ -4,7 +4,7 @@ from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from pipeline.controller.training_status import Status
 from pipeline.controller.trainings import Trainings
@@ -18,12 +18,13 @@ from pipeline.service.access.key_changes import KeyAsked, add_key, revoke_key
 from pipeline.service.access.keys import ADMIN, MARK, OPERATE
 from pipeline.service.dead_letters import change_dead_letters
 from pipeline.service.gpu import release_lease, renew_lease, request_lease
+from pipeline.service.incident_decisions import Action, decide_incident
 from pipeline.service.mark_target import Finder
 from pipeline.service.marks import mark_view, put_mark, revoke_marks
 from pipeline.service.models import chosen_version, promote_model, roll_back_model
 from pipeline.service.questions import asked_moment
 from pipeline.service.trainings import TrainingAsked, cancel_training, request_training
-from pipeline.service.values import BatchesChanged, MarkView, Moved, NewKey, WatchlistChange
+from pipeline.service.values import BatchesChanged, IncidentView, MarkView, Moved, NewKey, WatchlistChange
 from pipeline.service.watchlist import change_watchlist
 from pipeline.workers.api.access import Asker, needs
 from pipeline.workers.api.answering import answers_with, as_json
@@ -50,6 +51,14 @@ class MarkBody(Body):
     pattern: Annotated[str, Field(min_length=1, max_length=65_536)]
     state: Literal["normal", "anomalous"]
     workload: Annotated[str, Field(max_length=200)] = ""
+    lasts: Annotated[str, Field(max_length=12)] | None = None
+    why: Why = ""
+
+
+class DecisionBody(Body):
+    """`seen`: the last line that the person saw; default: the incident's last. `lasts`: of a snooze."""
+
+    seen: AwareDatetime | None = None
     lasts: Annotated[str, Field(max_length=12)] | None = None
     why: Why = ""
 
@@ -151,6 +160,23 @@ async def delete_mark(
         return [mark_view(mark) for _, _, mark in revoked if mark is not None]
 
     return as_json(request, await api.facts(act))
+
+
+@router.post("/incidents/{incident}/{action}", responses=answers_with(IncidentView, "The incident then."))
+async def post_decision(
+    request: Request,
+    asker: Annotated[Asker, Depends(needs(MARK, whole=False))],
+    incident: Name,
+    action: Action,
+    body: DecisionBody,
+) -> Response:
+    """Acknowledges, resolves or snoozes an incident, or takes such a decision back (reopen)."""
+    api = api_of(request)
+    found = await api.facts(
+        decide_incident, api.client, api.settings, incident, action,
+        by=asker.name, seen=body.seen, lasts=body.lasts, why=body.why, only=asker.only,
+    )  # fmt: skip
+    return as_json(request, found)
 
 
 @router.post("/models/{version}/promote", responses=answers_with(Moved, "The live version now."))

@@ -9,13 +9,14 @@ from typing import Final
 from fastapi import Request
 
 from pipeline.records.batch import utc_now
-from pipeline.service.incident_states import Decision, IncidentState, incident_state, read_decisions
 from pipeline.service.incidents import read_incidents
 from pipeline.service.lines import stored_lines, stored_patterns, stored_rates
 from pipeline.service.marks import read_marks
 from pipeline.service.questions import LinesAsked, PatternsAsked, pattern_span
 from pipeline.service.status import read_status
 from pipeline.service.values import (
+    Decision,
+    IncidentState,
     IncidentView,
     LinePage,
     MarkView,
@@ -81,16 +82,8 @@ async def the_incidents(request: Request, visitor: Visitor) -> list[IncidentRow]
     api, only = api_of(request), visitor.asker.only
 
     def read() -> list[IncidentRow]:
-        now = utc_now()
-        decided = read_decisions(api.client, api.settings)
-        rows = [
-            IncidentRow(
-                incident=one,
-                decision=decided.get(one.id),
-                state=incident_state(one, decided.get(one.id), now),
-            )
-            for one in read_incidents(api.client, api.settings, now, only=only).incidents
-        ]
+        found = read_incidents(api.client, api.settings, utc_now(), only=only).incidents
+        rows = [IncidentRow(incident=one, decision=one.decision, state=one.state) for one in found]
         rank = {state: at for at, state in enumerate(ATTENTION)}
         return sorted(rows, key=lambda row: (rank.get(row.state, 9), -row.incident.first.timestamp()))
 

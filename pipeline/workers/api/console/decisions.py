@@ -10,7 +10,7 @@ from pipeline.controller.watchlist import covers
 from pipeline.errors import BadInput, NotFound
 from pipeline.marks.marks import Target
 from pipeline.service.access.keys import MARK
-from pipeline.service.incident_states import Action, decide_incident
+from pipeline.service.incident_decisions import Action, decide_incident
 from pipeline.service.mark_target import Finder
 from pipeline.service.marks import put_mark, revoke_marks
 from pipeline.service.questions import template_number

@@ -10,10 +10,9 @@ from fastapi.responses import Response
 
 from pipeline.errors import NotFound
 from pipeline.records.batch import utc_now
-from pipeline.service.incident_states import IncidentState
 from pipeline.service.lines import stored_lines
 from pipeline.service.questions import LinesAsked, asked_moment, template_number
-from pipeline.service.values import CauseView, Line, MarkView
+from pipeline.service.values import CauseView, IncidentState, Line, MarkView
 from pipeline.settings import Settings
 from pipeline.sinks.answers.answers import Answers
 from pipeline.workers.api.asking import api_of

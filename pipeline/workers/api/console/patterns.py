@@ -9,9 +9,8 @@ from fastapi.responses import Response
 from pipeline.drain.learner import read_templates
 from pipeline.errors import NotFound
 from pipeline.redis.keys import Keys
-from pipeline.service.incident_states import IncidentState
 from pipeline.service.questions import LinesAsked, PatternsAsked, asked_moment, template_number
-from pipeline.service.values import MarkView, PatternCount
+from pipeline.service.values import IncidentState, MarkView, PatternCount
 from pipeline.service.variables import values_of
 from pipeline.units import time_of
 from pipeline.workers.api.asking import api_of
