@@ -14,6 +14,7 @@ from typing import Any
 
 import bench
 from bench._leashed import keep, leashed
+from pipeline.errors import BadInput
 from pipeline.logs import set_up
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -66,7 +67,11 @@ def main() -> int:
     if not leashed():
         return keep()
     set_up("error")  # on standard error: standard output is for the figures
-    values = module.measure(args.data, args) if hasattr(module, "options") else module.measure(args.data)
+    try:
+        values = module.measure(args.data, args) if hasattr(module, "options") else module.measure(args.data)
+    except BadInput as exc:
+        print(f"bench: {exc}", file=sys.stderr)
+        return 2
     if args.json:
         print(json.dumps(values, indent=2))
     else:
