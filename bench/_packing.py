@@ -137,14 +137,14 @@ def arrivals(tasks: Sequence[NeedShape], cluster: Cluster, chance: random.Random
     limit = LIMIT * cluster.gpus * FULL_SHARE
     queue = list(tasks)
     chance.shuffle(queue)
-    asked = sum(map(demand, queue))
-    if asked > limit:
-        while asked > limit:
-            asked -= demand(queue.pop(chance.randrange(len(queue))))
+    demanded = sum(map(demand, queue))
+    if demanded > limit:
+        while demanded > limit:
+            demanded -= demand(queue.pop(chance.randrange(len(queue))))
     else:
-        while asked < limit:
+        while demanded < limit:
             queue.append(chance.choice(tasks))
-            asked += demand(queue[-1])
+            demanded += demand(queue[-1])
     return queue
 
 
@@ -160,16 +160,16 @@ def replay(
     chance.shuffle(rooms)
     queue = arrivals(tasks, cluster, chance)
     all_gpus = cluster.gpus * FULL_SHARE
-    asked = allocated = 0
+    demanded = allocated = 0
     sums: dict[int, list[float]] = defaultdict(list)
     latest = dict.fromkeys(MARKS, 0.0)  # for a cluster so small that no arrival comes at a load
     began = time.process_time()
     placing = policy(rooms, random.Random(seed))
     for task in queue:
-        asked += demand(task)
+        demanded += demand(task)
         if placing.decide(task) is not None:
             allocated += demand(task)
-        load, share = round(100 * asked / all_gpus), 100 * allocated / all_gpus
+        load, share = round(100 * demanded / all_gpus), 100 * allocated / all_gpus
         sums[load].append(share)
         latest.update((mark, share) for mark in MARKS if load <= mark)
     spent = time.process_time() - began

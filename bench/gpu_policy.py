@@ -6,23 +6,27 @@ is checked for its rules, outside the timing."""
 
 import random
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import mean, quantiles
 from typing import Any
 
 from pipeline.gpu.policy.packing import Capacities
 from pipeline.gpu.policy.policy import make_plan
+from pipeline.gpu.policy.pool_index import PoolIndex
 from pipeline.gpu.policy.workloads import compare_rules, machines
 from pipeline.gpu.values import (
     FULL_PERCENT,
+    TENANT,
     Backfill,
     Device,
     Grant,
     LeaseMode,
     LeaseState,
     Need,
+    Node,
     PoolLease,
     PoolPlan,
     PoolRequest,
@@ -205,6 +209,85 @@ def turnover(before: Snapshot, plans: int = 30, ending: int = 20, seed: int = 0)
     }
 
 
+def cluster() -> tuple[tuple[Node, ...], tuple[Device, ...]]:
+    """1,213 made-up nodes with 6,212 GPUs, as many as in the openb trace, of four models."""
+    nodes, on = [], []
+    for count, gpus, cores, model in (
+        (617, 8, 96, "A100"),
+        (518, 2, 104, "T4"),
+        (54, 4, 96, "V100"),
+        (24, 1, 16, "A10"),
+    ):
+        for _ in range(count):
+            name = f"node{len(nodes):04}"
+            nodes.append(Node(name=name, agent=name, cpu_milli=1000 * cores, memory_mib=4096 * cores))
+            on += [
+                replace(one, uuid=f"{name}-{index}", node=name, index=index, name=model)
+                for index, one in enumerate(machines(gpus, MEMORY_MIB))
+            ]
+    return tuple(nodes), tuple(on)
+
+
+def decisions(times: int = 300, seed: int = 0) -> dict[str, Any]:
+    """One need more in a nearly full pool, again and again, with an index that follows the pool.
+
+    Before each plan one lease has ended. `waits`: the need fits nowhere, so devices are reserved for it."""
+    chance = random.Random(seed)
+    nodes, on = cluster()
+
+    def need() -> Need:
+        gpus = chance.choices((0, 1, 2, 4, 8), (45, 45, 4, 3, 3))[0]
+        return Need(
+            tenant=f"t{chance.randrange(4)}",
+            mode=LeaseMode.EXCLUSIVE if gpus else LeaseMode.SHARED,
+            memory_mib=0 if gpus else chance.choice((8_192, 16_384, 40_960)),
+            compute_percent=0 if gpus else chance.choice((10, 25, 50)),
+            devices=max(1, gpus),
+            cpu_milli=chance.choice((2_000, 4_000, 8_000, 12_000)),
+            node_memory_mib=8_192,
+            model=chance.choice(("", "", "", "", "T4", "V100|A100")),
+            same_node=gpus > 1,
+            max_duration_s=chance.choice((None, 3600.0)),
+        )
+
+    recent = Counter(replace(need(), tenant=TENANT, max_duration_s=None) for _ in range(512))
+    now = Snapshot(
+        epoch=1,
+        now_ms=10_000_000,
+        nodes=nodes,
+        devices=on,
+        waiting=tuple(request(f"r{n:06}", need(), n) for n in range(9_000)),
+        tenants={f"t{n}": Tenant(name=f"t{n}") for n in range(4)},
+        demand=recent,
+    )
+    index = PoolIndex()
+    began = time.process_time()
+    plan = make_plan(now, backfill=Backfill.FREE, index=index)
+    filled_s = time.process_time() - began
+    now = replace(done(now, plan), waiting=(), reservation=None)
+    spans: dict[str, list[float]] = {"granted": [], "waits": []}
+    for number in range(times):
+        ended = chance.randrange(len(now.leases))
+        leases = (*now.leases[:ended], *now.leases[ended + 1 :])
+        waiting = (request(f"n{number:06}", need(), 0),)
+        now = replace(now, now_ms=now.now_ms + 1000, leases=leases, waiting=waiting, reservation=None)
+        began = time.process_time()
+        plan = make_plan(now, index=index)
+        spans["granted" if plan.grants else "waits"].append(1000 * (time.process_time() - began))
+        now = replace(done(now, plan), waiting=(), reservation=None)
+    return {
+        "nodes": len(nodes),
+        "devices": len(on),
+        "leases": len(now.leases),
+        "grants_per_s_when_filled": round(len(now.leases) / filled_s),
+        **{
+            name: {"n": len(ms), "mean_ms": round(mean(ms), 2), "p99_ms": round(quantiles(ms, n=100)[98], 2)}
+            for name, ms in spans.items()
+            if len(ms) > 1
+        },
+    }
+
+
 def full(devices: Sequence[Device], queued: int) -> Snapshot:
     """A pool where nothing is free: what a plan costs when it can do nothing."""
     need = Need(memory_mib=MEMORY_MIB, compute_percent=FULL_PERCENT)
@@ -262,6 +345,7 @@ def measure(_data: Path) -> dict[str, Any]:
         ),
         "growth": {f"{s['devices']} devices, {s['queued']} needs": s for s in sizes},
         "turnover": turnover(world(1_000, 10_000)),
+        "decision": decisions(),
         "fairness": fair,
         "story": stories,
     }

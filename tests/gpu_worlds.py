@@ -9,13 +9,16 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from pipeline.gpu.policy.packing import device_matches
 from pipeline.gpu.values import (
     FULL_PERCENT,
     Device,
+    DeviceKind,
     LeaseMode,
     LeasePart,
     LeaseState,
     Need,
+    Node,
     Orphan,
     PoolLease,
     PoolPlan,
@@ -183,12 +186,20 @@ def obeys(world: Snapshot, plan: PoolPlan) -> None:
     for grant in plan.grants:
         need = requests[grant.request_id].need
         uuids = [part.uuid for part in grant.parts]
+        kinds = {known[uuid].kind for uuid in uuids}
+        assert len(kinds) == 1, "a gang is of one kind"
+        assert need.device_kind is DeviceKind.ANY or kinds == {need.device_kind}
+        assert not need.same_node or len({known[uuid].node for uuid in uuids}) == 1
+        if need.mode is LeaseMode.EXCLUSIVE and need.device_kind is DeviceKind.ANY and not need.device:
+            gpus = [d for d in world.devices if device_matches(d, replace(need, device_kind=DeviceKind.GPU))]
+            assert (kinds == {DeviceKind.GPU}) == (len(gpus) >= need.devices)
         assert len(set(uuids)) == len(uuids) == need.devices, "a gang is whole and on distinct devices"
         for part in grant.parts:
             d = known[part.uuid]
             assert d.usable
             assert need.node in ("", d.node)
             assert need.device in ("", d.uuid)
+            assert not need.model or any(word in d.name for word in need.model.split("|"))
             only = need.mode is LeaseMode.EXCLUSIVE
             assert (part.memory_mib, part.compute_percent) == (
                 (d.schedulable_mib, FULL_PERCENT) if only else (need.memory_mib, need.compute_percent)
@@ -201,11 +212,19 @@ def obeys(world: Snapshot, plan: PoolPlan) -> None:
             holders[d.uuid] += 1
             alone[d.uuid] += only
     _quotas(world, plan, requests)
+    then = after(world, replace(plan, yields=()), obey=False)
+    assert node_excess(then, then.leases) <= node_excess(world, world.leases), (
+        "a node gives no more than it has"
+    )
     if plan.reservation is not None:
         head = requests[plan.reservation.request_id]
         assert plan.reservation.request_id not in {g.request_id for g in plan.grants}
         assert len(set(plan.reservation.uuids)) == head.need.devices
         assert all(known[uuid].usable for uuid in plan.reservation.uuids)
+        assert all(device_matches(known[uuid], head.need) for uuid in plan.reservation.uuids)
+        assert len({known[uuid].kind for uuid in plan.reservation.uuids}) == 1
+        if head.need.same_node:
+            assert len({known[uuid].node for uuid in plan.reservation.uuids}) == 1
     asked = [y.lease_id for y in plan.yields]
     going = {old.lease_id for old in world.leases if old.yield_by_ms is not None}
     preemptible = {old.lease_id for old in world.leases if old.need.preemptible}
@@ -253,6 +272,26 @@ def needs(draw: st.DrawFn, tenants: Sequence[str] = ("logweir", "a", "b", "c"), 
         max_duration_s=draw(DURATIONS),
         preemptible=draw(st.booleans()),
         node=draw(st.sampled_from(["", "", "", *(f"n{i}" for i in range(nodes))])),
+        device_kind=draw(st.sampled_from([DeviceKind.ANY, DeviceKind.ANY, DeviceKind.GPU, DeviceKind.SLICE])),
+        model=draw(st.sampled_from(["", "", "", "A100", "H100|A30"])),
+        cpu_milli=draw(st.sampled_from([0, 0, 1_000, 4_000])),
+        node_memory_mib=draw(st.sampled_from([0, 0, 0, 2_048])),
+        same_node=draw(st.sampled_from([False, False, True])),
+    )
+
+
+def form(need: Need) -> Need:
+    """The need as the distribution of recent needs counts it."""
+    return Need(
+        mode=need.mode,
+        memory_mib=need.memory_mib,
+        compute_percent=need.compute_percent,
+        devices=need.devices,
+        device_kind=need.device_kind,
+        model=need.model,
+        cpu_milli=need.cpu_milli,
+        node_memory_mib=need.node_memory_mib,
+        same_node=need.same_node,
     )
 
 
@@ -260,13 +299,48 @@ def needs(draw: st.DrawFn, tenants: Sequence[str] = ("logweir", "a", "b", "c"), 
 def pools(draw: st.DrawFn) -> tuple[Device, ...]:
     count = draw(st.integers(1, 5))
     return tuple(
-        device(
-            index,
-            draw(st.sampled_from([4096, 8192, 16_384])),
-            node=f"n{draw(st.integers(0, 1))}",
-            why=draw(st.sampled_from(["", "", "", "", "its node is silent"])),
+        replace(
+            device(
+                index,
+                draw(st.sampled_from([4096, 8192, 16_384])),
+                node=f"n{draw(st.integers(0, 1))}",
+                why=draw(st.sampled_from(["", "", "", "", "its node is silent"])),
+            ),
+            name=draw(st.sampled_from(["NVIDIA A100-SXM4", "NVIDIA A100-SXM4", "NVIDIA A30"])),
+            parent=draw(st.sampled_from(["", "", "GPU-parent"])),
         )
         for index in range(count)
+    )
+
+
+@st.composite
+def machines_of(draw: st.DrawFn, on: Sequence[Device]) -> tuple[Node, ...]:
+    """The nodes of these devices; some report their CPU and memory."""
+    return tuple(
+        Node(
+            name=name,
+            agent=name,
+            cpu_milli=draw(st.sampled_from([0, 2_000, 8_000])),
+            memory_mib=draw(st.sampled_from([0, 4_096, 65_536])),
+        )
+        for name in sorted({d.node for d in on})
+        if draw(st.booleans())
+    )
+
+
+def node_excess(world: Snapshot, leases: Iterable[PoolLease]) -> int:
+    """By how much leases have more CPU or memory than their nodes; 0 where all is well."""
+    where = {d.uuid: d.node for d in world.devices}
+    cpu: Counter[str] = Counter()
+    memory: Counter[str] = Counter()
+    for old in leases:
+        for part in old.parts:
+            cpu[where[part.uuid]] += old.need.cpu_milli
+            memory[where[part.uuid]] += old.need.node_memory_mib
+    return sum(
+        max(0, cpu[node.name] - node.cpu_milli if node.cpu_milli else 0)
+        + max(0, memory[node.name] - node.memory_mib if node.memory_mib else 0)
+        for node in world.nodes
     )
 
 
@@ -317,4 +391,13 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         )
         for name in ("logweir", "a", "b")
     }
-    return snapshot(on, leases=leases, waiting=waiting, orphans=tuple(behind), tenants=known)
+    recent = draw(st.lists(needs(), max_size=4)) if draw(st.booleans()) else []
+    return snapshot(
+        on,
+        leases=leases,
+        waiting=waiting,
+        orphans=tuple(behind),
+        tenants=known,
+        nodes=draw(machines_of(on)),
+        demand={form(need): 1 + number for number, need in enumerate(recent)},
+    )

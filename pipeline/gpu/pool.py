@@ -55,10 +55,10 @@ class Pool:
         latest = self._latest
         if latest is not None and time.monotonic() - latest[0] < FRESH_S:
             snapshot = latest[1]
-            if not admission.refusal(need, snapshot.devices, snapshot.tenants):
+            if not admission.refusal(need, snapshot.devices, snapshot.tenants, snapshot.nodes):
                 return ""
         snapshot = self.snapshot()
-        return admission.refusal(need, snapshot.devices, snapshot.tenants)
+        return admission.refusal(need, snapshot.devices, snapshot.tenants, snapshot.nodes)
 
     def open_to_shared(self, need: Need) -> bool:
         """Whether a device would take this shared need now, or a lease like it is held.

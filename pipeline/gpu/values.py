@@ -25,6 +25,14 @@ class LeaseMode(StrEnum):
     EXCLUSIVE = "exclusive"
 
 
+class DeviceKind(StrEnum):
+    """The devices that a need accepts."""
+
+    ANY = "any"
+    GPU = "gpu"  # whole GPUs
+    SLICE = "slice"  # MIG slices
+
+
 class LeaseKind(StrEnum):
     """The purpose of a lease, for its usage record."""
 
@@ -86,16 +94,25 @@ class Device:
     def usable(self) -> bool:
         return not self.why
 
+    @property
+    def kind(self) -> DeviceKind:
+        return DeviceKind.SLICE if self.parent else DeviceKind.GPU
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One machine with an agent. `beat_ms`: its last report; `clock_ahead_ms`: the error of its clock."""
+    """One machine with an agent. `beat_ms`: its last report; `clock_ahead_ms`: the error of its clock.
+
+    CPU and memory are 0 where the agent does not report them: needs are not bounded by them then.
+    """
 
     name: str
     agent: str  # the agent process that reports it; a second one is refused while the first one lives
     beat_ms: int = 0  # kept beside the node in Redis
     driver: str = ""
     clock_ahead_ms: int = 0
+    cpu_milli: int = 0  # thousandths of a core
+    memory_mib: int = 0
     silent: bool = False
 
 
@@ -106,7 +123,10 @@ class Need:
     Shared: `memory_mib` and `compute_percent` on each of `devices` devices; the memory includes the CUDA
     context. Exclusive: `devices` whole devices of at least `memory_mib` schedulable each. Backfill counts
     with `max_duration_s` (None: unknown). `preemptible`: may be asked to yield for another need. `node`,
-    `device`: only there ("" anywhere). `kind` decides nothing; usage records name it.
+    `device`: only there ("" anywhere). `model`: only devices whose name has this word, or one of
+    several (`A100|H100`). `device_kind` ANY: an exclusive need takes whole GPUs where the pool has enough of
+    them, slices elsewhere; devices of one need are of one kind. `cpu_milli`, `node_memory_mib`: of the node,
+    for each device. `same_node`: all devices on one node. `kind` decides nothing; usage records name it.
     """
 
     tenant: str = TENANT
@@ -120,6 +140,11 @@ class Need:
     node: str = ""
     device: str = ""
     kind: LeaseKind = LeaseKind.USER
+    device_kind: DeviceKind = DeviceKind.ANY
+    model: str = ""
+    cpu_milli: int = 0
+    node_memory_mib: int = 0
+    same_node: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +260,7 @@ class Snapshot:
     usage: Mapping[str, Usage] = field(default_factory=dict)
     reservation: Reservation | None = None
     half_life_s: float = 86_400.0
+    demand: Mapping[Need, int] = field(default_factory=dict)  # recent needs by their form (demand.py)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,6 +300,8 @@ class Report:
     clock_ms: int  # the agent's own clock, only to show its error
     devices: tuple[Device, ...]
     driver: str = ""
+    cpu_milli: int = 0  # of the machine; 0: unknown
+    memory_mib: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

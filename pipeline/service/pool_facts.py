@@ -15,11 +15,15 @@ from pipeline.gpu.policy.explain import (
     outside_mib,
     state_of,
     until,
+    wanted,
     why_it_waits,
 )
 from pipeline.gpu.policy.fairness import decayed, standings
+from pipeline.gpu.policy.packing import Capacities
+from pipeline.gpu.policy.shapes import FULL_SHARE
 from pipeline.gpu.values import Device, Orphan, PoolLease, PoolRequest, Snapshot
 
+FORMS: Final = 8  # of recent needs, the commonest
 CLOCK_WRONG_MS: Final = 60_000  # above what a report may have been under way, as when Redis hung
 
 
@@ -62,7 +66,35 @@ def pool_facts(s: Snapshot) -> dict[str, Any]:
             }
             for node in s.nodes
         ],
+        "packing": _packing(s),
     }
+
+
+def _packing(s: Snapshot) -> dict[str, Any]:
+    """Recent needs that packing looks ahead by, and where the next of the commonest forms would go.
+
+    Costs are in GPUs: `worth` is what later needs would get less, `fragments` what becomes unusable for them.
+    """
+    forms = sorted(s.demand, key=lambda form: (-s.demand[form], wanted(form)))[:FORMS]
+    needs = sum(s.demand.values())
+    if not forms:
+        return {"needs": 0, "forms": []}
+    capacities = Capacities(s)
+    rows = []
+    for form in forms:
+        found = capacities.foresee(form)
+        node, choice = found if found is not None else ("", None)
+        rows.append(
+            {
+                "form": wanted(form),
+                "share": s.demand[form] / needs,
+                "node": node,
+                "worth": None if choice is None else choice.worth / FULL_SHARE,
+                "fragments": None if choice is None else choice.fragments / FULL_SHARE,
+                "compared": 0 if choice is None else choice.compared,
+            }
+        )
+    return {"needs": needs, "forms": rows}
 
 
 def lease_rows(s: Snapshot) -> list[dict[str, Any]]:
@@ -179,6 +211,11 @@ def _waits(s: Snapshot, request: PoolRequest, views: Sequence[DeviceView]) -> di
         "priority": need.priority,
         "node": need.node,
         "device": need.device,
+        "device_kind": need.device_kind.value,
+        "model": need.model,
+        "cpu_milli": need.cpu_milli,
+        "node_memory_mib": need.node_memory_mib,
+        "same_node": need.same_node,
         "waits_s": (s.now_ms - request.since_ms) / 1000,
         "why": why_it_waits(s, request, views),
     }

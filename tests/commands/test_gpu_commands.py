@@ -32,6 +32,7 @@ from pipeline.gpu.policy.explain import device_views, open_door, short, why_it_w
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import (
     Device,
+    DeviceKind,
     LeaseMode,
     LeasePart,
     LeaseState,
@@ -415,6 +416,68 @@ def test_a_lease_is_lent_listed_and_given_back(verb: Verb, pool: Pool) -> None:
     assert "job" in listed.out and f"token {lent['token']}" in listed.out
     assert verb("release", "job", "--token", str(lent["token"])).out == "released job\n"
     assert verb("leases").out.startswith("no leases")
+
+
+def test_the_flags_of_a_need_say_kind_model_node_and_its_resources(verb: Verb, pool: Pool) -> None:
+    flags = [
+        "--memory",
+        "4GiB",
+        "--device-kind",
+        "gpu",
+        "--model",
+        "A100",
+        "--cpu",
+        "1.5",
+        "--node-memory",
+        "2GiB",
+        "--same-node",
+    ]
+    asked(verb("request", *flags, "--name", "job", "--json"))
+    need = pool.snapshot().leases[0].need
+    assert (need.device_kind, need.model, need.same_node) == (DeviceKind.GPU, "A100", True)
+    assert (need.cpu_milli, need.node_memory_mib) == (1_500, 2_048)
+    other = sentence(verb("request", *flags, "--cpu", "2", "--name", "job"), 2)
+    assert "with 1.5 cores and 2.0 GiB of its node, not" in other
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--model", "H100"), "no device of model H100"),
+        (("--model", "A100;"), "'A100;' is no model"),
+        (("--device-kind", "slice"), "there is no MIG slice"),
+        (("--node-memory", "4 apples"), "--node-memory"),
+    ],
+)
+def test_a_need_that_no_device_serves_is_refused_in_a_sentence(
+    verb: Verb, pool: Pool, flags: tuple[str, ...], words: str
+) -> None:
+    assert words in sentence(verb("request", "--memory", "1GiB", *flags), 2)
+
+
+@pytest.mark.parametrize("cores", ["x", "-1", "nan", "inf"])
+def test_cores_are_a_number(verb: Verb, pool: Pool, cores: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        verb("request", "--memory", "1GiB", f"--cpu={cores}")
+    assert ended.value.code == 2
+    assert "write 4 or 0.5" in capsys.readouterr().err
+
+
+def test_why_shows_the_recent_needs_and_where_the_next_ones_would_go() -> None:
+    first, second = device(0), device(1)
+    demand = {Need(memory_mib=4096, compute_percent=25): 30, Need(mode=LeaseMode.EXCLUSIVE, model="H100"): 10}
+    s = snapshot(first, second, leases=(leased("job", first),), demand=demand)
+    console = Console(width=150, highlight=False, force_terminal=False, color_system=None)
+    with console.capture() as said:
+        console.print(picture(pool_facts(s), 150, why=True))
+    shown = said.get()
+    assert "packing looks ahead by 40 recent needs" in shown
+    assert re.search(r"75% +4\.0 GiB and 25 % +big +\d\.\d\d GPU; fragments [+-]\d\.\d\d GPU", shown)
+    assert re.search(r"25% +1 whole device of model H100 +it fits nowhere now", shown)
+    assert "packing" not in drawn(s)
+    with console.capture() as said:
+        console.print(picture(pool_facts(snapshot(first)), 150, why=True))
+    assert "packing: best fit" in said.get()
 
 
 def test_asking_again_under_a_name_gives_the_same_lease(verb: Verb, pool: Pool) -> None:

@@ -11,7 +11,7 @@ from hypothesis import settings as effort
 from pipeline.gpu.policy.admission import refusal
 from pipeline.gpu.policy.fairness import parse_tenants
 from pipeline.gpu.policy.policy import make_plan
-from pipeline.gpu.values import Device, Need, Snapshot, Tenant
+from pipeline.gpu.values import Device, DeviceKind, Need, Node, Snapshot, Tenant
 
 POOL = (device(0, 20_000), device(1, 8 * GIB), device(0, 16 * GIB, node="n1"))
 KNOWN = parse_tenants(["research=2:24GiB", "web"])
@@ -111,12 +111,41 @@ def test_an_exclusive_need_is_held_against_the_quota_with_the_smallest_devices_t
     assert why(exclusive(16 * GIB, tenant="research")) == ""
 
 
+def refused(need: Need, *on: Device) -> str:
+    """On a machine of 16 cores and 64 GiB, and one whose agent reports neither."""
+    nodes = (Node(name="n0", agent="a", cpu_milli=16_000, memory_mib=64 * GIB), Node(name="n1", agent="b"))
+    return refusal(need, on or POOL, KNOWN, nodes)
+
+
+def test_a_need_that_no_node_can_serve_is_refused_with_the_reason() -> None:
+    slice_ = replace(device(7, node="n1"), parent="GPU-p", name="A100 MIG 1g.5gb")
+    one, two = device(0, node="n0"), device(1, node="n0")
+    alone = {"node": "n0"}
+    assert "17 cores and 0 MiB of its node" in refused(shared(cpu_milli=17_000, **alone), one)
+    assert refused(shared(cpu_milli=16_000, **alone), one) == ""
+    assert "fit for 1 of the 2 devices" in refused(shared(devices=2, cpu_milli=9_000), one, two)
+    assert "fit for 0 of the 1 devices" in refused(shared(node_memory_mib=65 * GIB), one)
+    assert refused(shared(cpu_milli=99_000), one, slice_) == ""
+    assert "the most on one is 2" in refused(
+        exclusive(devices=3, same_node=True), one, two, device(5, node="n1")
+    )
+    assert refused(exclusive(devices=2, same_node=True), one, two) == ""
+    assert "no device of model H100" in refused(exclusive(model="H100"), one)
+    assert "known are A100 (GPU)" in refused(exclusive(model="A10"), one)
+    assert "no MIG slice" in refused(shared(device_kind=DeviceKind.SLICE), one)
+    assert "2 GPUs of model A100: the pool has 1" in refused(
+        exclusive(devices=2, device_kind=DeviceKind.GPU, model="A100"), one, slice_
+    )
+    assert "of one kind, and 1 GPU and 1 MIG slice serve it" in refused(exclusive(devices=2), one, slice_)
+    assert "-0.5 cores" in refused(shared(cpu_milli=-500), one)
+
+
 @given(snapshots())
 @effort(max_examples=50, deadline=None)
 def test_what_is_not_refused_starts_on_a_pool_that_has_nothing_else_to_do(world: Snapshot) -> None:
     well = tuple(replace(d, why="") for d in world.devices)
     for asked in world.waiting:
         known = {**world.tenants, "c": Tenant(name="c")}
-        alone = snapshot(well, waiting=[request("r", asked.need)], tenants=known)
-        refused = refusal(asked.need, well, known)
+        alone = snapshot(well, waiting=[request("r", asked.need)], tenants=known, nodes=world.nodes)
+        refused = refusal(asked.need, well, known, world.nodes)
         assert bool(make_plan(alone).grants) == (refused == ""), refused

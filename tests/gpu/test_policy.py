@@ -14,7 +14,9 @@ from gpu_worlds import (
     device,
     devices,
     exclusive,
+    form,
     lease,
+    machines_of,
     needs,
     obeys,
     orphan,
@@ -28,6 +30,7 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 
 from pipeline.gpu.policy.policy import make_plan, open_to_shared, served
+from pipeline.gpu.policy.pool_index import PoolIndex
 from pipeline.gpu.values import (
     FULL_PERCENT,
     Backfill,
@@ -70,6 +73,39 @@ def inference(
 
 
 # ---- what always holds
+
+
+@given(snapshots(), st.data())
+def test_an_index_that_followed_the_pool_plans_as_a_new_one(world: Snapshot, data: st.DataObject) -> None:
+    """Leases end, are renewed and asked for, devices break, other needs come; plans are done or not."""
+    index = PoolIndex()
+    for step in range(data.draw(st.integers(1, 4))):
+        plan = make_plan(world, index=index)
+        assert plan == make_plan(world)
+        obeys(world, plan)
+        if data.draw(st.booleans()):
+            world = after(world, plan, obey=data.draw(st.booleans()))
+        change = data.draw(st.sampled_from(["end", "renew", "ask", "break", "demand", "orphans", "nodes"]))
+        some = data.draw(st.integers(0, 5))
+        if change == "end":
+            world = replace(world, leases=world.leases[some:])
+        elif change == "renew":
+            world = replace(world, leases=tuple(replace(x, deadline_ms=step) for x in world.leases))
+        elif change == "ask":
+            asked = tuple(replace(x, yield_by_ms=NOW_MS) for x in world.leases[:some])
+            world = replace(world, leases=(*asked, *world.leases[some:]))
+        elif change == "break":
+            devices = tuple(
+                replace(d, why="broken" if n == some else "") for n, d in enumerate(world.devices)
+            )
+            world = replace(world, devices=devices)
+        elif change == "demand":
+            world = replace(world, demand={form(r.need): 1 + some for r in world.waiting[:2]})
+        elif change == "orphans":
+            world = replace(world, orphans=())
+        else:
+            world = replace(world, nodes=data.draw(machines_of(world.devices)))
+        world = replace(world, now_ms=world.now_ms + 1000 * some)
 
 
 @given(snapshots(), RULES)

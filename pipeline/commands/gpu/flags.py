@@ -6,8 +6,8 @@ from typing import Any, Final
 EXAMPLES: Final = """examples:
   logweir gpu top                                          who has the GPUs, and what really happens there
   logweir gpu run --memory 4GiB --compute 25 -- python train.py
-  logweir gpu run --exclusive --for 2h -- ./fit.sh         a device alone: a GPU, or a MIG slice where \
-one fits
+  logweir gpu run --exclusive --for 2h -- ./fit.sh         a whole GPU alone
+  logweir gpu run --exclusive --devices 4 --same-node --model A100 --cpu 8 -- torchrun ...
   env=$(logweir gpu request --memory 4GiB --shell) && eval "$env" && ./anything
                                                            for a program that is started some other way
   logweir gpu release "$GPU_LEASE" --token "$GPU_LEASE_TOKEN"
@@ -46,6 +46,11 @@ def _looking(action: Any) -> None:
         "top", "devices, leases on them and who waits: leased beside really used; live in a terminal"
     )
     top.add_argument("--once", action="store_true", help="one picture, not a live view")
+    top.add_argument(
+        "--why",
+        action="store_true",
+        help="also what packing looks ahead by, and where the next needs would go",
+    )
     top.add_argument("--interval", metavar="SPAN", default="1s", help="time between two pictures (1s)")
     action("leases", "leases that live, with the ids and tokens that release and revoke take")
     usage = action("usage", "GPU-hours and GiB-hours of ended leases, from the store of the pipeline")
@@ -148,6 +153,17 @@ def _percent(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number of percent; write 25") from None
 
 
+def _cores(text: str) -> int:
+    """Thousandths of a core."""
+    try:
+        milli = round(1000 * float(text))
+    except (ValueError, OverflowError):
+        milli = -1
+    if not 0 <= milli <= 10**9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of cores; write 4 or 0.5")
+    return milli
+
+
 def _need(parser: argparse.ArgumentParser) -> None:
     """The flags of a need."""
     parser.add_argument(
@@ -163,9 +179,29 @@ def _need(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exclusive",
         action="store_true",
-        help="whole devices, alone: GPUs or MIG slices; with --memory none that is smaller",
+        help="whole devices, alone; with --memory none that is smaller",
     )
     parser.add_argument("--devices", type=int, default=1, metavar="N", help="all at once or none (1)")
+    parser.add_argument(
+        "--device-kind",
+        choices=("any", "gpu", "slice"),
+        default="any",
+        help="whole GPUs or MIG slices; any: an exclusive need takes GPUs where the pool has enough (any)",
+    )
+    parser.add_argument(
+        "--model", metavar="NAME", default="", help="only GPUs of this model: A100, or 'A100|H100'"
+    )
+    parser.add_argument(
+        "--cpu",
+        type=_cores,
+        default=0,
+        metavar="CORES",
+        help="cores of the node for each device, 4 or 0.5; with 0 none are reserved (0)",
+    )
+    parser.add_argument(
+        "--node-memory", metavar="SIZE", help="memory of the node for each device: 16GiB; default: none"
+    )
+    parser.add_argument("--same-node", action="store_true", help="all devices on one node, or none")
     parser.add_argument(
         "--tenant", metavar="NAME", default="logweir", help="who is charged; see gpu_tenants (logweir)"
     )

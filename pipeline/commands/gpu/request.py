@@ -21,11 +21,12 @@ from pipeline.gpu.node import enforce, mps
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.policy.explain import short, wanted
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.values import Device, LeaseMode, Need, PoolLease, Snapshot
+from pipeline.gpu.values import Device, DeviceKind, LeaseMode, Need, PoolLease, Snapshot
 from pipeline.settings import Settings, inherited
 from pipeline.units import mib, seconds, size, span
 
 LATER: Final = 75  # EX_TEMPFAIL of sysexits.h: trying again later may succeed
+MODEL: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._|-]{0,118}[A-Za-z0-9])?")
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 FOR: Final = "1h"
 MOST_S: Final = 7 * 86_400.0  # a lease that is not renewed must end some day.
@@ -114,14 +115,22 @@ def _refuse_another(snapshot: Snapshot, name: str, need: Need) -> None:
 def _other_than(lease: PoolLease, need: Need, snapshot: Snapshot) -> str:
     """The difference between a lease and the need, "" when the lease will do."""
     has = lease.need
-    amount = ("mode", "memory_mib", "compute_percent", "devices")
+    amount = (
+        "mode", "memory_mib", "compute_percent", "devices", "device_kind", "model", "cpu_milli",
+        "node_memory_mib", "same_node",
+    )  # fmt: skip
     if any(getattr(has, name) != getattr(need, name) for name in amount):
         offered, wished = wanted(has), wanted(need)
-        return (
-            f"{offered}, not {wished}"
-            if offered != wished
-            else f"{has.memory_mib} MiB, not {need.memory_mib} MiB"
-        )
+        if offered != wished:
+            return f"{offered}, not {wished}"
+        if has.memory_mib != need.memory_mib:
+            return f"{has.memory_mib} MiB, not {need.memory_mib} MiB"
+        if has.cpu_milli != need.cpu_milli:
+            return f"{has.cpu_milli / 1000:g} cores, not {need.cpu_milli / 1000:g}"
+        if has.node_memory_mib != need.node_memory_mib:
+            return f"{has.node_memory_mib} MiB of its node, not {need.node_memory_mib} MiB"
+        return f"--device-kind {has.device_kind}, not {need.device_kind}"
+
     if has.tenant != need.tenant:
         return f"tenant {has.tenant}, not {need.tenant}"
     if has.priority != need.priority:
@@ -161,13 +170,18 @@ def need_of(args: argparse.Namespace, pool: Pool, *, node: str = "") -> Need:
     return Need(
         tenant=args.tenant,
         mode=LeaseMode.EXCLUSIVE if args.exclusive else LeaseMode.SHARED,
-        memory_mib=0 if args.memory is None else _memory(args.memory),
+        memory_mib=0 if args.memory is None else _memory("--memory", args.memory),
         compute_percent=args.compute,
         devices=args.devices,
         priority=args.priority,
         max_duration_s=length_s,
         preemptible=args.preemptible,
         node=node or args.node,
+        device_kind=DeviceKind(args.device_kind),
+        model=_model(args.model),
+        cpu_milli=args.cpu,
+        node_memory_mib=0 if args.node_memory is None else _memory("--node-memory", args.node_memory),
+        same_node=args.same_node,
         device=args.device if not args.device else device_of(args.device, pool.snapshot()).uuid,
     )
 
@@ -183,11 +197,20 @@ def device_of(text: str, snapshot: Snapshot) -> Device:
     raise BadInput(f"there is no device {text!r} in the pool; `logweir gpu top` shows those there are")
 
 
-def _memory(text: str) -> int:
+def _memory(flag: str, text: str) -> int:
     try:
         return mib(text)
     except BadSetting as exc:
-        raise BadInput(f"--memory {exc}") from exc
+        raise BadInput(f"{flag} {exc}") from exc
+
+
+def _model(text: str) -> str:
+    if text and not MODEL.fullmatch(text):
+        raise BadInput(
+            f"--model {text!r} is no model; write words of a GPU's name, as in A100 or 'A100|H100' "
+            "(letters, digits, blanks and . _ - |, at most 120)"
+        )
+    return text
 
 
 def seconds_of(flag: str, text: str | None, default: float) -> float:

@@ -39,20 +39,22 @@ def main(args: argparse.Namespace, look: Callable[[], Mapping[str, Any]]) -> int
         return 0
     console = out()
     if args.once or not (console.is_terminal and sys.stdin is not None and sys.stdin.isatty()):
-        console.print(picture(look(), console.width))
+        console.print(picture(look(), console.width, why=args.why))
         return 0
     with contextlib.suppress(KeyboardInterrupt):
-        _watch(console, look, interval.total_seconds())
+        _watch(console, look, interval.total_seconds(), why=args.why)
     return 0
 
 
-def _watch(console: Console, look: Callable[[], Mapping[str, Any]], interval_s: float) -> None:
+def _watch(
+    console: Console, look: Callable[[], Mapping[str, Any]], interval_s: float, *, why: bool = False
+) -> None:
     """Until q or Ctrl-C. While Redis is away or hangs, the last picture stays, with a note."""
     with _Refresher(look, interval_s) as refresher, _keys() as pressed, Live(
         console=console, screen=True, auto_refresh=False
     ) as live:  # fmt: skip
         while True:
-            live.update(_page(refresher.shown, refresher.silent_s(), console), refresh=True)
+            live.update(_page(refresher.shown, refresher.silent_s(), console, why=why), refresh=True)
             if pressed(min(interval_s, DRAW_S)) == "q":
                 return
 
@@ -96,9 +98,10 @@ class _Refresher:
             self.failed = exc
 
 
-def _page(shown: Mapping[str, Any], silent_s: float, console: Console) -> RenderableType:
+def _page(shown: Mapping[str, Any], silent_s: float, console: Console, *, why: bool) -> RenderableType:
+    height = console.height - (len(shown["packing"]["forms"]) + 3 if why else 0)
     parts: list[RenderableType] = [
-        picture(cropped(shown, console.height), console.width),
+        picture(cropped(shown, height), console.width, why=why),
         Text("\nq ends", style="dim"),
     ]
     if silent_s > SILENT_S:
@@ -131,7 +134,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
         termios.tcsetattr(number, termios.TCSADRAIN, before)
 
 
-def picture(shown: Mapping[str, Any], width: int) -> RenderableType:
+def picture(shown: Mapping[str, Any], width: int, *, why: bool = False) -> RenderableType:
     """The facts as one page of text for a terminal of so many columns."""
     parts: list[RenderableType] = [Text(line) for line in _headline(shown)]
     parts += [Text(printable(line), style="yellow") for line in _remarks(shown)]
@@ -139,9 +142,33 @@ def picture(shown: Mapping[str, Any], width: int) -> RenderableType:
         parts += [Text(), _devices(shown, width)]
     if shown["waiting"]:
         parts += [Text(), _waiting(shown, width)]
+    if why:
+        parts += [Text(), _packing(shown["packing"])]
     if shown.get("more"):
         parts += [Text(f"\n{shown['more']} more; --once shows all", style="dim")]
     return Group(*parts)
+
+
+def _packing(packing: Mapping[str, Any]) -> RenderableType:
+    """The recent needs that packing looks ahead by, and the cost of the next one of each form."""
+    if not packing["needs"]:
+        return Text("packing: best fit; too few needs have come yet to look ahead by")
+    table = Table(box=None, pad_edge=False, title_justify="left")
+    table.title = (
+        f"packing looks ahead by {plural(packing['needs'], 'recent need')}; the next one of each form:"
+    )
+    for name in ("share", "form", "would go to", "costs later needs"):
+        table.add_column(name, overflow="fold", justify="right" if name == "share" else "left")
+    for form in packing["forms"]:
+        cost = "it fits nowhere now"
+        if form["node"]:
+            cost = (
+                f"{max(0.0, form['worth']):.2f} GPU; fragments {form['fragments']:+.2f} GPU; best of "
+                f"{plural(form['compared'], 'kind')} of node"
+            )
+        row = (f"{100 * form['share']:.0f}%", form["form"], shorten(form["node"]), cost)
+        table.add_row(*map(cell, row))
+    return table
 
 
 def cropped(shown: Mapping[str, Any], height: int) -> dict[str, Any]:

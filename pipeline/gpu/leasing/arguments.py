@@ -84,6 +84,8 @@ class ReportArgs(msgspec.Struct, frozen=True, kw_only=True):
     driver: str
     clock_ms: int  # the agent's
     node_ttl_ms: int
+    cpu_milli: int  # of the machine; 0: unknown
+    memory_mib: int
     devices: list[str]  # JSON
 
 

@@ -6,6 +6,7 @@ plan is a proposal: the ledger commits it if nothing has changed since its snaps
 it.
 """
 
+import threading
 import time
 import uuid
 from dataclasses import replace
@@ -15,6 +16,7 @@ import redis
 
 from pipeline.gpu.leasing.pool_ledger import PoolLedger
 from pipeline.gpu.policy import fairness, policy
+from pipeline.gpu.policy.pool_index import PoolIndex
 from pipeline.gpu.values import Backfill, PoolLease, PoolPlan, PoolRequest, Snapshot
 from pipeline.logs import logger
 from pipeline.redis.connection import answering
@@ -29,7 +31,7 @@ PLAN_MEANWHILE: Final = b"again"
 
 
 class Planner:
-    """Plans and commits. Its only state between two plans is its name."""
+    """Plans and commits. Between two plans it keeps its name, and an index that saves time alone."""
 
     def __init__(self, client: "redis.Redis", ledger: PoolLedger, settings: Settings) -> None:
         keys = Keys(settings.redis.key_prefix)
@@ -43,6 +45,8 @@ class Planner:
         self.recent = keys.gpu("planned")
         self.waiting = keys.gpu("waiting")
         self.name = uuid.uuid4().hex
+        self._index = PoolIndex()
+        self._one_plan = threading.Lock()  # threads share the index
 
     def snapshot(self) -> Snapshot:
         """The whole pool at this moment, with the tenants of the settings. Raises RedisUnavailable."""
@@ -128,7 +132,10 @@ class Planner:
         return self.plan() if changed else self.poll()
 
     def _planned(self, snapshot: Snapshot) -> PoolPlan:
-        return policy.make_plan(snapshot, backfill=self.backfill, yield_ms=self.yield_ms)
+        with self._one_plan:
+            return policy.make_plan(
+                snapshot, backfill=self.backfill, yield_ms=self.yield_ms, index=self._index
+            )
 
     def _commit(self, only: str = "") -> tuple[PoolLease, ...]:
         why = ""

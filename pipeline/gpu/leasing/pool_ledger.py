@@ -43,6 +43,7 @@ SILENT: Final = "its node is silent"
 NAMES: Final = (
     "nodes", "beats", "devices", "leases", "deadlines", "yields", "taken", "left", "waiting", "waiting_until",
     "tokens", "usage", "reservation", "epoch", "freed", "records", "metered",
+    "demand", "demand_window",
 )  # fmt: skip
 NAMES_PER_REQUEST: Final = ("told", "ended")
 # Hashes that grow with the pool, in the order of gpu/snapshot.lua; at most INLINE entries go through Lua.
@@ -76,7 +77,7 @@ class PoolLedger:
 
     def snapshot(self) -> Snapshot:
         """The whole pool at one moment, without tenants. Raises RedisUnavailable, BadPayload."""
-        epoch, now, quarantine, beats, deadlines, usage, reservation, large = self._read()
+        epoch, now, quarantine, beats, deadlines, usage, reservation, demand, large = self._read()
         nodes, devices, leases, waiting, orphans = large
         now = int(now)
         roster = self._nodes(nodes, _scores(beats), now)
@@ -98,6 +99,7 @@ class PoolLedger:
             usage=_usage(usage),
             reservation=place,
             half_life_s=self.settings.gpu.half_life_s,
+            demand=wire.read_demand(demand),
         )
 
     def _read(self) -> list[Any]:
@@ -296,6 +298,8 @@ class PoolLedger:
             driver=report.driver,
             clock_ms=report.clock_ms,
             node_ttl_ms=self.settings.internal.gpu_node_ttl_ms,
+            cpu_milli=report.cpu_milli,
+            memory_mib=report.memory_mib,
             devices=[wire.encode(replace(device, node=report.node)) for device in report.devices],
         )
         answer = self._run("report", args)

@@ -6,13 +6,14 @@ Lua's JSON shape the form: it keeps 14 digits, so floats travel as text, and it 
 
 import json
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import cache, lru_cache
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
 from pipeline.errors import BadPayload
+from pipeline.gpu.values import DeviceKind, LeaseMode, Need
 
 T = TypeVar("T")
 VERSION: Final = 1
@@ -46,6 +47,35 @@ def _floats_as_text(plain: Any) -> Any:
 def read_json(kind: type[T], text: str | bytes) -> T:
     """The value of a text; the last CACHED texts are remembered. Raises BadPayload."""
     return cast("T", _decoded(cast("Hashable", kind), text))
+
+
+def read_demand(flat: Sequence[bytes]) -> dict[Need, int]:
+    """Recent needs by their form, from the hash that gpu/wait.lua counts in. Raises BadPayload."""
+    pairs = zip(flat[::2], flat[1::2], strict=True)
+    return {_form(text): int(count) for text, count in pairs if text}
+
+
+@lru_cache(1024)
+def _form(text: bytes) -> Need:
+    try:
+        mode, memory, compute, devices, kind, cpu, node_memory, same_node, model = text.decode(
+            "utf-8", "replace"
+        ).split("|", 8)
+        return Need(
+            mode=LeaseMode(mode),
+            memory_mib=int(memory),
+            compute_percent=int(compute),
+            devices=int(devices),
+            device_kind=DeviceKind(kind),
+            cpu_milli=int(cpu),
+            node_memory_mib=int(node_memory),
+            same_node=same_node == "1",
+            model=model,
+        )
+    except ValueError as exc:
+        raise BadPayload(
+            f"the form {text!r} of recent needs cannot be read ({exc}); delete gpu:demand"
+        ) from exc
 
 
 def _lists(raw: bytes) -> bytes:

@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 from pipeline.errors import NoDriver
 from pipeline.gpu.node.health import DeviceHealth, Patience, event_fault, next_health, reading_fault
-from pipeline.gpu.node.inventory import devices
+from pipeline.gpu.node.inventory import devices, machine_size
 from pipeline.gpu.node.nvml import Nvml
 from pipeline.gpu.node.readings import MachineReading, Reading
 from pipeline.gpu.values import HEADROOM_MIB, Report
@@ -81,6 +81,7 @@ class Agent:
             monotonic=monotonic,
         )
         self._version = ""
+        self._size = machine_size()
         self._known: dict[str, Reading] = {}  # whole GPUs and slices, as they were read last
         self._health: dict[str, DeviceHealth] = {}  # of whole GPUs
         self._errors: dict[str, int] = {}  # uncorrectable ones, as counted last
@@ -119,6 +120,8 @@ class Agent:
                 why={uuid: health.why for uuid, health in self._health.items()},
             ),
             driver=self._version,
+            cpu_milli=self._size[0],
+            memory_mib=self._size[1],
         )
 
     def _learn(self, machine: MachineReading, at: datetime) -> None:

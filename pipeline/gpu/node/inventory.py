@@ -3,8 +3,11 @@
 The devices are whole GPUs, or the slices of a split one. A fault of a GPU is a fault of each of its slices.
 """
 
+import os
 import socket
 from collections.abc import Iterable, Mapping
+
+import psutil  # type: ignore[import-untyped] # it publishes no types
 
 from pipeline.gpu.node.readings import Reading
 from pipeline.gpu.values import Device
@@ -15,6 +18,15 @@ NO_SLICES = "MIG is on and it has no slice; create one with `nvidia-smi mig -cgi
 def this_node() -> str:
     """The name of this machine in the pool."""
     return socket.gethostname()
+
+
+def machine_size() -> tuple[int, int]:
+    """Thousandths of cores that this process may use, and MiB of memory of the machine."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on this system
+        cores = os.cpu_count() or 0
+    return 1000 * cores, psutil.virtual_memory().total // 2**20
 
 
 def schedulable_mib(total_mib: int, reserved_mib: int, headroom_mib: int) -> int:

@@ -7,10 +7,13 @@ not.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from pipeline.gpu.policy import admission
 from pipeline.gpu.policy.packing import Capacities, Capacity
+from pipeline.gpu.policy.shapes import UNLIMITED
 from pipeline.gpu.values import (
     FULL_PERCENT,
     Device,
+    DeviceKind,
     LeaseMode,
     Need,
     Orphan,
@@ -86,6 +89,10 @@ def why_it_waits(s: Snapshot, request: PoolRequest, views: Sequence[DeviceView])
     where = shorten(need.device or need.node)
     if not candidates:
         return f"there is no GPU {where} in the pool now" if where else "there is no GPU in the pool now"
+    candidates = _of_one_kind(need, candidates)
+    if not candidates:
+        there = f" of {where}" if where else ""
+        return f"there is no {admission.form_words(need, 1)}{there} in the pool now"
     usable = [view for view in candidates if view.device.usable]
     if len(usable) < need.devices:
         return _unusable(need, candidates, len(usable))
@@ -95,6 +102,18 @@ def why_it_waits(s: Snapshot, request: PoolRequest, views: Sequence[DeviceView])
     if s.reservation is not None and s.reservation.request_id == request.request_id:
         return _reserved(s, s.reservation, request, views)
     return _no_room(s, request, usable)
+
+
+def _of_one_kind(need: Need, views: Sequence[DeviceView]) -> list[DeviceView]:
+    """The devices of the form that the need accepts; those of a gang are of the kind that it waits for."""
+    views = [view for view in views if admission.of_form(view.device, need)]
+    if need.device_kind is not DeviceKind.ANY or need.device:
+        return views
+    if need.mode is LeaseMode.SHARED and need.devices == 1:
+        return views
+    kinds = [[v for v in views if v.device.kind is kind] for kind in (DeviceKind.GPU, DeviceKind.SLICE)]
+    large = [sum(v.device.schedulable_mib >= need.memory_mib for v in of_kind) for of_kind in kinds]
+    return kinds[0] if large[0] >= min(need.devices, large[1] + 1) else kinds[1]
 
 
 def _unusable(need: Need, candidates: Sequence[DeviceView], usable: int) -> str:
@@ -114,6 +133,10 @@ def _no_room(s: Snapshot, request: PoolRequest, usable: Sequence[DeviceView]) ->
     reserved = () if s.reservation is None else s.reservation.uuids
     free = [view for view in usable if view.capacity.fits(need)]
     wish = wanted(need)
+    if need.cpu_milli or need.node_memory_mib or need.same_node:
+        roomy = [view for view in usable if view.capacity.has_room(need)]
+        if len(roomy) >= need.devices and (why := _node_obstacle(need, roomy)):
+            return f"needs {wish}; {why}"
     if len(free) < need.devices:
         if need.devices > 1:
             alone = need.mode is LeaseMode.EXCLUSIVE
@@ -126,13 +149,36 @@ def _no_room(s: Snapshot, request: PoolRequest, usable: Sequence[DeviceView]) ->
     return f"needs {wish}; that has just become free"
 
 
+def _node_obstacle(need: Need, roomy: Sequence[DeviceView]) -> str:
+    """The words for nodes that have devices with room, and too little beside them."""
+    by_node: dict[int, list[Capacity]] = {}
+    for view in roomy:
+        by_node.setdefault(view.capacity.node.order, []).append(view.capacity)
+    counts = [min(len(devices), devices[0].node.parts(need)) for devices in by_node.values()]
+    if need.same_node and max(counts) < need.devices:
+        return f"the most that one node can give now is {max(counts)}"
+    if sum(counts) >= need.devices:
+        return ""
+    best = max((devices[0].node for devices in by_node.values()), key=lambda n: (n.cpu_milli, n.memory_mib))
+    cpu = "" if best.cpu_milli >= UNLIMITED // 2 else f"{max(0, best.cpu_milli) / 1000:g} cores"
+    memory = "" if best.memory_mib >= UNLIMITED // 2 else size(max(0, best.memory_mib))
+    amounts = " and ".join(filter(None, (cpu, memory)))
+    return f"nodes with a free device have too little CPU or memory: the most free on one is {amounts}"
+
+
 def wanted(need: Need) -> str:
-    """A need in words: `1 whole device`, `4.0 GiB and 25 %`."""
+    """A need in words: `1 whole device`, `4.0 GiB and 25 %`, `2 whole GPUs of model A100 on one node`."""
+    noun = admission.form_words(need, need.devices)
+    beside = [f"{need.cpu_milli / 1000:g} cores"] if need.cpu_milli else []
+    beside += [f"{size(need.node_memory_mib)} of its node"] if need.node_memory_mib else []
+    extra = f" with {' and '.join(beside)}{' each' if need.devices > 1 else ''}" if beside else ""
+    extra += " on one node" if need.same_node and need.devices > 1 else ""
     if need.mode is LeaseMode.EXCLUSIVE:
-        return "1 whole device" if need.devices == 1 else f"{need.devices} whole devices"
+        return f"{need.devices} whole {noun}{extra}"
     percent = f" and {need.compute_percent} %" if need.compute_percent else ""
-    each = "" if need.devices == 1 else f" on each of {need.devices} devices"
-    return f"{size(need.memory_mib)}{percent}{each}"
+    plain = need.device_kind is DeviceKind.ANY and not need.model
+    each = f" on each of {need.devices} {noun}" if need.devices > 1 else "" if plain else f" of a {noun}"
+    return f"{size(need.memory_mib)}{percent}{each}{extra}"
 
 
 def _largest_free(mode: LeaseMode, usable: Sequence[DeviceView]) -> str:

@@ -8,7 +8,7 @@ this is plain discrete DRF.
 import math
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from pipeline.errors import BadSetting
@@ -88,28 +88,66 @@ def lease_size(lease: PoolLease) -> tuple[int, int]:
     return memory, compute
 
 
-class Shares:
-    """The share of every tenant now and in the past, and the order that follows. A plan adds its grants."""
+class Holdings:
+    """The leases of every tenant, and what they have in all."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        usable = [device for device in snapshot.devices if device.usable]
-        self.memory_mib = sum(device.schedulable_mib for device in usable)
-        self.compute_percent = FULL_PERCENT * len(usable)
+    def __init__(self, leases: Iterable[PoolLease] = ()) -> None:
+        self.leases: dict[str, dict[str, PoolLease]] = defaultdict(dict)
+        self.sums: dict[str, tuple[int, int]] = {}  # (MiB, percent) of tenants that hold something
+        for lease in leases:
+            self.add(lease)
+
+    def add(self, lease: PoolLease) -> None:
+        self.leases[lease.need.tenant][lease.lease_id] = lease
+        self._count(lease, 1)
+
+    def drop(self, lease: PoolLease) -> None:
+        del self.leases[lease.need.tenant][lease.lease_id]
+        self._count(lease, -1)
+        if not self.leases[lease.need.tenant]:
+            del self.leases[lease.need.tenant], self.sums[lease.need.tenant]
+
+    def _count(self, lease: PoolLease, sign: int) -> None:
+        memory, compute = lease_size(lease)
+        has = self.sums.get(lease.need.tenant, (0, 0))
+        self.sums[lease.need.tenant] = has[0] + sign * memory, has[1] + sign * compute
+
+
+class Shares:
+    """The share of every tenant now and in the past, and the order that follows. A plan adds its grants.
+
+    `sizes` (MiB and percent of all usable devices) and `holdings` are counted where they are not known.
+    """
+
+    def __init__(
+        self, snapshot: Snapshot, sizes: tuple[int, int] | None = None, holdings: Holdings | None = None
+    ) -> None:
+        if sizes is None:
+            usable = [device.schedulable_mib for device in snapshot.devices if device.usable]
+            sizes = sum(usable), FULL_PERCENT * len(usable)
+        self.memory_mib, self.compute_percent = sizes
         self.tenants = snapshot.tenants
-        self._held: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-        past: dict[str, list[float]] = defaultdict(list)
-        for lease in snapshot.leases:
-            self.add(lease.need.tenant, *lease_size(lease))
-            past[lease.need.tenant].append(_unpaid(lease, snapshot.now_ms, snapshot.half_life_s))
-        for name, usage in snapshot.usage.items():
-            past[name].append(decayed(usage, snapshot.now_ms, snapshot.half_life_s).value)
-        # The average share over the window of the decay. fsum: independent of the order of the leases.
-        window_s = snapshot.half_life_s / _LN2
-        self._past = {name: math.fsum(values) / window_s for name, values in past.items()}
+        self._snapshot = snapshot
+        self._holdings = Holdings(snapshot.leases) if holdings is None else holdings
+        self._held = {tenant: list(amounts) for tenant, amounts in self._holdings.sums.items()}
+        self._past: dict[str, float] = {}
 
     def names(self) -> set[str]:
         """Every tenant that holds, held or may hold something."""
-        return {*self.tenants, *self._held, *self._past}
+        return {*self.tenants, *self._held, *self._snapshot.usage}
+
+    def past(self, tenant: str) -> float:
+        """The average share of a tenant over the window of the decay."""
+        found = self._past.get(tenant)
+        if found is None:
+            s = self._snapshot
+            leases = self._holdings.leases.get(tenant, {}).values()
+            values = [_unpaid(lease, s.now_ms, s.half_life_s) for lease in leases]
+            if tenant in s.usage:
+                values.append(decayed(s.usage[tenant], s.now_ms, s.half_life_s).value)
+            # fsum: independent of the order of the leases.
+            found = self._past[tenant] = math.fsum(values) / (s.half_life_s / _LN2)
+        return found
 
     def weight(self, tenant: str) -> float:
         """1 for a tenant that the settings no longer name."""
@@ -129,7 +167,7 @@ class Shares:
         )
 
     def add(self, tenant: str, memory_mib: int, compute_percent: int) -> None:
-        holding = self._held[tenant]
+        holding = self._held.setdefault(tenant, [0, 0])
         holding[0] += memory_mib
         holding[1] += compute_percent
 
@@ -153,7 +191,7 @@ class Shares:
         `less`: (MiB, percent) that it will have given back by then.
         """
         holding = self._held.get(tenant, (0, 0))
-        used = self.dominant(holding[0] - less[0], holding[1] - less[1]) + self._past.get(tenant, 0.0)
+        used = self.dominant(holding[0] - less[0], holding[1] - less[1]) + self.past(tenant)
         weight = self.weight(tenant)
         return used / weight if weight > 0 else math.inf, used, tenant
 

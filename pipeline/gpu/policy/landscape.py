@@ -100,7 +100,7 @@ class Landscape:
 
     def best(self, shape: NeedShape) -> Choice | None:
         """The node that loses least by giving this shape; None where it fits on no node."""
-        best: tuple[float, int] | None = None
+        best: float | None = None
         choice: Choice | None = None
         classes = self._nearest(shape)
         for kind in classes:
@@ -108,7 +108,7 @@ class Landscape:
             for devices, after in self._after(kind, shape):
                 less = worth - self._worth(after) - (kind.share - after.share)
                 more = self._fragments(after) - fragments
-                score = round(less + FRAGMENTS * more, DIGITS), node
+                score = round(less + FRAGMENTS * more, DIGITS)
                 if best is None or score < best:
                     best = score
                     choice = Choice(

@@ -7,6 +7,7 @@ of its own priority: training closes the door. A shared need never displaces an 
 priority.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -48,8 +49,15 @@ class Preemption:
 
     def victims(self, devices: Sequence[Capacity]) -> list[PoolLease]:
         """The fewest leases whose end lets the need start on all these devices, or none."""
+        # Where a node lacks CPU or memory, leases on its other devices may be in the way too.
+        parts = Counter(one.node.order for one in devices)
+        nodes = [one.node for one in devices if one.node.parts(self.need) < parts[one.node.order]]
+        places = {one.order: one for one in (*devices, *(one for node in nodes for one in node.devices))}
         offered = {
-            lease.lease_id: lease for one in devices for lease, _, _ in one.entries if self.may_preempt(lease)
+            lease.lease_id: lease
+            for one in places.values()
+            for lease, _, _ in one.entries
+            if self.may_preempt(lease)
         }
         ordered = sorted(
             offered.values(),
@@ -85,6 +93,21 @@ class Preemption:
             if one.memory_mib + sum(e[1] for e in ending) < need.memory_mib:
                 return False
             if one.compute_percent + sum(e[2] for e in ending) < need.compute_percent:
+                return False
+        return self._enough_of_nodes(devices, chosen)
+
+    def _enough_of_nodes(self, devices: Sequence[Capacity], chosen: dict[str, PoolLease]) -> bool:
+        need = self.need
+        if not need.cpu_milli and not need.node_memory_mib:
+            return True
+        parts = Counter(one.node.order for one in devices)
+        for node in {one.node.order: one.node for one in devices}.values():
+            cpu, memory = node.cpu_milli, node.memory_mib
+            for one in node.devices:
+                for lease, _, _ in one.entries:
+                    if is_yielding(lease) or lease.lease_id in chosen:
+                        cpu, memory = cpu + lease.need.cpu_milli, memory + lease.need.node_memory_mib
+            if cpu < need.cpu_milli * parts[node.order] or memory < need.node_memory_mib * parts[node.order]:
                 return False
         return True
 

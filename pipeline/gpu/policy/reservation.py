@@ -7,11 +7,12 @@ never ends. A lease that was asked to yield may go at any moment.
 """
 
 import heapq
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
-from pipeline.gpu.policy.packing import Capacities, Capacity, Entry
+from pipeline.gpu.policy.packing import Capacities, Capacity, Entry, NodeCapacity
 from pipeline.gpu.values import FULL_PERCENT, LeaseMode, Need, PoolLease, PoolRequest, Reservation
 
 MayPreempt = Callable[[PoolLease], bool]
@@ -80,9 +81,47 @@ class Candidate:
         return self.yields > 0 and self.quality == (0, 0)
 
 
-def availability(one: Capacity, need: Need, may_preempt: MayPreempt, now_ms: int) -> Availability:
-    """When this device, which is large enough, can serve the need."""
-    if one.fits(need):
+def availability(
+    one: Capacity, need: Need, may_preempt: MayPreempt, now_ms: int, *, parts: int = 1
+) -> Availability:
+    """When this device, which is large enough, can serve the need. Its node gives CPU and memory for `parts`
+    devices."""
+    device = _of_device(one, need, may_preempt, now_ms)
+    if (not need.cpu_milli and not need.node_memory_mib) or one.node.parts(need) >= parts:
+        return device
+    return _with_node(device, need, may_preempt, now_ms, parts)
+
+
+def _with_node(
+    device: Availability, need: Need, may_preempt: MayPreempt, now_ms: int, parts: int
+) -> Availability:
+    """The same where the node has too little CPU or memory: leases on any of its devices have to end."""
+    one, node = device.capacity, device.capacity.node
+    cpu = need.cpu_milli * parts - node.cpu_milli
+    memory = need.node_memory_mib * parts - node.memory_mib
+    ends: list[tuple[int, int, PoolLease]] = []  # when, 1 for one more yield, lease
+    for other in node.devices:
+        for lease, _, _ in other.entries:
+            end = end_ms(lease, now_ms)
+            if is_yielding(lease):
+                ends.append((0, 0, lease))
+            elif may_preempt(lease):
+                ends.append((0, 0 if other is one and device.yields else 1, lease))
+            elif end is not None:
+                ends.append((end, 0, lease))
+    ready_ms, yields = device.ready_ms, device.yields
+    for end, extra, lease in sorted(ends, key=lambda e: (e[0], e[1], e[2].granted_ms, e[2].lease_id)):
+        if cpu <= 0 and memory <= 0:
+            break
+        cpu, memory = cpu - lease.need.cpu_milli, memory - lease.need.node_memory_mib
+        ready_ms, yields = max(ready_ms, end), yields + extra
+    unknown = device.unknown or cpu > 0 or memory > 0
+    return replace(device, ready_ms=ready_ms, yields=yields, unknown=unknown)
+
+
+def _of_device(one: Capacity, need: Need, may_preempt: MayPreempt, now_ms: int) -> Availability:
+    """The same for the device alone."""
+    if one.has_room(need):
         return Availability(capacity=one)
     preemptible: list[Entry] = []
     staying: list[Entry] = []
@@ -130,13 +169,31 @@ def best_candidate(
 
     `most_mib`: the tenant's quota, for an exclusive need whose memory depends on its devices.
     """
+    found = [
+        candidate
+        for form in capacities.resolve(need)
+        if (candidate := _best_of_kind(capacities, form, may_preempt, now_ms, most_mib)) is not None
+    ]
+    return min(found, key=lambda candidate: (*candidate.quality, candidate.yields), default=None)
+
+
+def _best_of_kind(
+    capacities: Capacities, need: Need, may_preempt: MayPreempt, now_ms: int, most_mib: int | None
+) -> Candidate | None:
     matching = [one for one in capacities.candidates(need) if one.matches(need)]
     if need.devices < 1 or len(matching) < need.devices:
         return None
-    views = (availability(one, need, may_preempt, now_ms) for one in matching)
-    best = heapq.nsmallest(need.devices, views, key=lambda view: view.key)
+    if need.devices > 1 and (need.same_node or need.cpu_milli or need.node_memory_mib):
+        best = _best_by_node(matching, need, may_preempt, now_ms)
+        if len(best) < need.devices:
+            return None
+    else:
+        views = (availability(one, need, may_preempt, now_ms) for one in matching)
+        best = heapq.nsmallest(need.devices, views, key=lambda view: view.key)
     if need.mode is LeaseMode.EXCLUSIVE and most_mib is not None:
         if sum(view.capacity.device.schedulable_mib for view in best) > most_mib:
+            if need.same_node or need.cpu_milli or need.node_memory_mib:
+                return None  # the smallest devices need not be together
             smallest = heapq.nsmallest(
                 need.devices, matching, key=lambda one: (one.device.schedulable_mib, one.order)
             )
@@ -146,15 +203,53 @@ def best_candidate(
     return _candidate(best)
 
 
+def _best_by_node(
+    matching: Iterable[Capacity], need: Need, may_preempt: MayPreempt, now_ms: int
+) -> list[Availability]:
+    """The best devices for a gang that needs CPU and memory of nodes, or one node for all of it."""
+    by_node: dict[int, list[Capacity]] = defaultdict(list)
+    for one in matching:
+        by_node[one.node.order].append(one)
+    groups = []
+    for devices in by_node.values():
+        views = sorted(
+            (_of_device(one, need, may_preempt, now_ms) for one in devices), key=lambda view: view.key
+        )
+        limit = sum(devices[0].node.could_give(need, n) for n in range(1, len(devices) + 1))
+        if need.same_node:
+            if limit >= need.devices:
+                chosen = [view.capacity for view in views[: need.devices]]
+                groups.append(
+                    [availability(one, need, may_preempt, now_ms, parts=need.devices) for one in chosen]
+                )
+        else:
+            groups += [
+                [availability(view.capacity, need, may_preempt, now_ms, parts=n)]
+                for n, view in enumerate(views[:limit], 1)
+            ]
+    if need.same_node:
+        return min(groups, key=lambda views: sorted((v.key for v in views), reverse=True), default=[])
+    return heapq.nsmallest(need.devices, (view for views in groups for view in views), key=lambda v: v.key)
+
+
 def same_candidate(
     before: Reservation, capacities: Capacities, need: Need, may_preempt: MayPreempt, *, now_ms: int
 ) -> Candidate | None:
     """The devices of an earlier reservation as they are now; None where they can no longer serve the need."""
     named = [capacities.by_uuid.get(uuid) for uuid in before.uuids]
-    matching = [one for one in named if one is not None and one.matches(need)]
-    if len(matching) != need.devices or len(set(before.uuids)) != need.devices:
+    devices = [one for one in named if one is not None]
+    if len(devices) != need.devices or len(set(before.uuids)) != need.devices:
         return None
-    return _candidate([availability(one, need, may_preempt, now_ms) for one in matching])
+    if not any(all(one.matches(form) for one in devices) for form in capacities.resolve(need)):
+        return None
+    parts = Counter(one.node.order for one in devices)
+    if (need.same_node and len(parts) > 1) or any(
+        not one.node.could_give(need, parts[one.node.order]) for one in devices
+    ):
+        return None
+    return _candidate(
+        [availability(one, need, may_preempt, now_ms, parts=parts[one.node.order]) for one in devices]
+    )
 
 
 def _candidate(views: list[Availability]) -> Candidate:
@@ -175,20 +270,47 @@ class ReservedCapacity:
         self.devices = candidate.devices
         self.start_ms = candidate.start_ms
         self._now_ms = now_ms
-        self._spare = {one.order: self._left_over(one, victims) for one in candidate.devices}
+        self._victims = victims
+        self._spare = {one.order: self._left_over(one) for one in candidate.devices}
 
-    def _left_over(self, one: Capacity, victims: set[str]) -> tuple[int, int]:
+    def _left_over(self, one: Capacity) -> tuple[int, int]:
         """(MiB, percent) that the reserved need leaves unused on the device when it starts."""
         need = self.request.need
         if need.mode is LeaseMode.EXCLUSIVE:
             return -1, -1
         memory, compute = one.memory_mib, one.compute_percent
         for lease, mib, percent in one.entries:
-            end = end_ms(lease, self._now_ms)
-            ended = self.start_ms is not None and end is not None and end <= self.start_ms
-            if is_yielding(lease) or lease.lease_id in victims or ended:
+            if self._ends(lease):
                 memory, compute = memory + mib, compute + percent
         return memory - need.memory_mib, compute - need.compute_percent
+
+    def _ends(self, lease: PoolLease) -> bool:
+        """Whether the lease is expected to have ended when the reserved need starts."""
+        end = end_ms(lease, self._now_ms)
+        ended = self.start_ms is not None and end is not None and end <= self.start_ms
+        return is_yielding(lease) or lease.lease_id in self._victims or ended
+
+    def spare_of_nodes(self) -> Iterator[tuple[NodeCapacity, int, int]]:
+        """CPU and memory that the reserved need leaves unused on its nodes when it starts.
+
+        Leases that stand in its way on its own devices have ended by then, also where nobody knows when.
+        """
+        need = self.request.need
+        if not need.cpu_milli and not need.node_memory_mib:
+            return
+        parts = Counter(one.node.order for one in self.devices)
+        reserved = {one.order for one in self.devices}
+        for node in {one.node.order: one.node for one in self.devices}.values():
+            cpu, memory = node.cpu_milli, node.memory_mib
+            for one in node.devices:
+                in_the_way = one.order in reserved and (
+                    need.mode is LeaseMode.EXCLUSIVE or self.start_ms is None
+                )
+                for lease, _, _ in one.entries:
+                    if in_the_way or self._ends(lease):
+                        cpu, memory = cpu + lease.need.cpu_milli, memory + lease.need.node_memory_mib
+            count = parts[node.order]
+            yield node, cpu - count * need.cpu_milli, memory - count * need.node_memory_mib
 
     def ends_before(self, need: Need) -> bool:
         """Whether the need, started now, ends before the reserved start."""

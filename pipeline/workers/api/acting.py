@@ -9,7 +9,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from pipeline.controller.training_status import Status
 from pipeline.controller.trainings import Trainings
 from pipeline.errors import BadInput, NotFound
-from pipeline.gpu.values import LeaseMode, Need
+from pipeline.gpu.values import DeviceKind, LeaseMode, Need
 from pipeline.marks.marks import Target
 from pipeline.models.registry import Registry
 from pipeline.records.batch import utc_now
@@ -117,6 +117,13 @@ class LeaseBody(Body):
     preemptible: bool = False
     node: Annotated[str, Field(max_length=200)] = ""
     device: Annotated[str, Field(max_length=200)] = ""
+    device_kind: DeviceKind = DeviceKind.ANY
+    model: Annotated[
+        str, Field(max_length=120, pattern=r"^([A-Za-z0-9]([A-Za-z0-9 ._|-]*[A-Za-z0-9])?)?$")
+    ] = ""
+    cpu_milli: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
+    node_memory_mib: Annotated[int, Field(ge=0, le=1_073_741_824)] = 0
+    same_node: bool = False
     lasts_s: Annotated[float, Field(gt=0, le=604_800)] = 3_600.0
 
 

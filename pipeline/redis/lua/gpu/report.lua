@@ -88,7 +88,7 @@ for _, uuid in ipairs(node.uuids or {}) do
   end
 end
 redis.call('HSET', NODES, name, cjson.encode({ v = 1, name = name, agent = agent, driver = a.driver,
-  clock_ahead_ms = a.clock_ms - now, uuids = uuids, reported_ms = now }))
+  clock_ahead_ms = a.clock_ms - now, cpu_milli = a.cpu_milli, memory_mib = a.memory_mib, uuids = uuids, reported_ms = now }))
 redis.call('ZADD', BEATS, whole(now), name)
-if not alive then changed() end
+if not alive or node.cpu_milli ~= a.cpu_milli or node.memory_mib ~= a.memory_mib then changed() end
 return { '' }

@@ -1,7 +1,7 @@
 -- Everything of the pool at one moment.
 -- KEYS as in gpu/_gpu.lua
 -- ARGV quarantine ms, entries to answer with at most
--- returns {epoch, now ms, quarantine ms, beats, deadlines, usage, reservation | '', {nodes, devices, leases, waiting, left}},
+-- returns {epoch, now ms, quarantine ms, beats, deadlines, usage, reservation | '', recent needs, {nodes, devices, leases, waiting, left}},
 --         undecoded; the last one is empty where there are more entries: what goes through Lua takes ten times as long,
 --         and nobody else is served meanwhile, so the caller reads those in one transaction with this script
 -- invariant: only the quarantine of a Redis that is new or was restarted is written.
@@ -13,4 +13,4 @@ if entries <= tonumber(ARGV[2]) then
 end
 return { redis.call('GET', EPOCH) or '0', whole(now), whole(closed), redis.call('ZRANGE', BEATS, 0, -1, 'WITHSCORES'),
   redis.call('ZRANGE', DEADLINES, 0, -1, 'WITHSCORES'), redis.call('HGETALL', USAGE),
-  redis.call('GET', RESERVATION) or '', all }
+  redis.call('GET', RESERVATION) or '', redis.call('HGETALL', DEMAND), all }
