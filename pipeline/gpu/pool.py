@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 import redis
@@ -176,7 +177,7 @@ class Pool:
         """
         released, waits = self.ledger.give_back(lease, clean=clean)
         if waits:
-            self._plan_for_others()
+            self._plan_for_others(self.planner.plan)
         return released
 
     def release_by_id(self, lease_id: str, token: int) -> bool:
@@ -203,7 +204,7 @@ class Pool:
         Agents sweep; any process may. Raises RedisUnavailable.
         """
         swept = self.ledger.sweep()
-        self._plan_for_others(changed=swept != Swept())
+        self._plan_for_others(partial(self.planner.after_change, changed=swept != Swept()))
         return swept
 
     def report(self, report: Report) -> str:
@@ -212,16 +213,16 @@ class Pool:
         Raises RedisUnavailable.
         """
         refused = self.ledger.report(report)
-        self._plan_for_others(changed=False)
+        self._plan_for_others(partial(self.planner.after_change, changed=False))
         return refused
 
-    def _plan_for_others(self, *, changed: bool = True) -> None:
+    def _plan_for_others(self, plan: Callable[[], object] | None = None) -> None:
         """Plan after a change.
 
         A failure is no fault of the change: waiting processes plan a little later themselves.
         """
         try:
-            self.planner.after_change(changed=changed)
+            (plan or self.planner.after_change)()
         except RedisUnavailable:
             pass
         except Exception:  # noqa: BLE001 - a fault in planning must not stop a release

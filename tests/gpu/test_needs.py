@@ -12,12 +12,23 @@ from gpu_worlds import GIB, device, devices, exclusive, lease, orphan, request, 
 from pipeline.errors import BadInput, BadPayload
 from pipeline.gpu.leasing import wire
 from pipeline.gpu.leasing.pool_ledger import PoolLedger
+from pipeline.gpu.leasing.waiting import _Turn
 from pipeline.gpu.policy.demand import DemandHistory
 from pipeline.gpu.policy.device_names import names_model
 from pipeline.gpu.policy.explain import device_views, wanted, why_it_waits
 from pipeline.gpu.policy.policy import make_plan
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.values import Device, DeviceKind, Need, Node, PoolPlan, PoolRequest, Report, Snapshot
+from pipeline.gpu.values import (
+    Device,
+    DeviceKind,
+    Need,
+    Node,
+    PoolPlan,
+    PoolRequest,
+    Report,
+    Snapshot,
+    Tenant,
+)
 from pipeline.settings import Settings
 
 
@@ -311,3 +322,68 @@ def test_one_snapshot_after_another_is_planned_by_one_index(
         assert len(snapshot_.leases) == 2
         assert other.release(leases[0])
         assert one.release(leases[1])
+
+
+def test_the_grant_tells_the_waiting_process_its_lease(ledger: PoolLedger) -> None:
+    """One command in place of a question for it."""
+    tell(ledger)
+    need = shared(2 * GIB, cpu_milli=500)
+    wait_for(ledger, "r", need)
+    plan = make_plan(replace(ledger.snapshot(), tenants={"logweir": Tenant(name="logweir")}))
+    committed = ledger.commit(ledger.snapshot().epoch, plan)
+    woken, lease_ = ledger.news("r", 5)
+    assert woken
+    assert lease_ == committed.leases[0]
+    assert ledger.news("r", 0.05) == (False, None)
+
+
+def test_a_forgotten_need_is_woken_without_a_lease(ledger: PoolLedger) -> None:
+    tell(ledger)
+    ledger.wait(PoolRequest(request_id="r", holder="h", need=shared(GIB), ttl_ms=9_000), -1)
+    assert ledger.sweep().forgotten == ("r",)
+    assert ledger.news("r", 5) == (True, None)
+
+
+def test_a_large_pool_is_read_at_once_by_the_way_that_the_last_reading_took(
+    ledger: PoolLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell(ledger)
+    monkeypatch.setattr("pipeline.gpu.leasing.pool_ledger.INLINE", 2)
+    small = PoolLedger(ledger.client, ledger.settings)
+    wait_for(ledger, "r", shared(GIB))
+
+    def scripts() -> int:
+        return int(ledger.client.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+    before, first = scripts(), small.snapshot()
+    between, second = scripts(), small.snapshot()
+    assert (between - before, scripts() - between) == (2, 1)
+    assert first.waiting == second.waiting
+    assert len(second.devices) == 2
+    ledger.abandon("r", "h")
+    monkeypatch.setattr("pipeline.gpu.leasing.pool_ledger.INLINE", 50)
+    assert [len(small.snapshot().waiting) for _ in range(2)] == [0, 0]
+
+
+def test_a_crowd_as_a_whole_looks_no_more_often_than_a_few_do(
+    client: "redis.Redis", settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = Pool(client, settings.replace(gpu_node_ttl_ms=60_000))
+    pauses: list[float] = []
+
+    def news(_request_id: str, pause: float) -> tuple[bool, None]:
+        pauses.append(pause)
+        return False, None
+
+    monkeypatch.setattr(pool.ledger, "news", news)
+    for crowd, stops in ((1, False), (1_000, False), (1_000, True)):
+        pool.planner.crowd = crowd
+        waits = PoolRequest(request_id="r", holder="h", need=shared(GIB), ttl_ms=60_000)
+        turn = _Turn(pool.ledger, pool.planner, waits, waits=True, stops=stops)
+        for _ in range(50):
+            turn.sleep(None)
+    alone, patient, watched = pauses[:50], pauses[50:100], pauses[100:]
+    assert max(alone) <= 1.5
+    assert min(patient) > 3
+    assert max(patient) <= turn.remember_ms / 3_000
+    assert max(watched) <= 1.5, "somebody may end this wait, and is asked every second"

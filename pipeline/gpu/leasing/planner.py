@@ -45,12 +45,15 @@ class Planner:
         self.recent = keys.gpu("planned")
         self.waiting = keys.gpu("waiting")
         self.name = uuid.uuid4().hex
+        self.crowd = 0  # needs that waited when this process read the pool last
         self._index = PoolIndex()
         self._one_plan = threading.Lock()  # threads share the index
 
     def snapshot(self) -> Snapshot:
         """The whole pool at this moment, with the tenants of the settings. Raises RedisUnavailable."""
-        return replace(self.ledger.snapshot(), tenants=self.tenants)
+        snapshot = replace(self.ledger.snapshot(), tenants=self.tenants)
+        self.crowd = len(snapshot.waiting)
+        return snapshot
 
     def remembered_ms(self, request: PoolRequest) -> int:
         """A waiting request is remembered so long after its holder asked last."""

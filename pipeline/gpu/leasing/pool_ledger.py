@@ -9,7 +9,7 @@ if it still fits.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 import redis
@@ -49,8 +49,8 @@ NAMES_PER_REQUEST: Final = ("told", "ended")
 # Hashes that grow with the pool, in the order of gpu/snapshot.lua; at most INLINE entries go through Lua.
 LARGE: Final = ("nodes", "devices", "leases", "waiting", "left")
 INLINE: Final = 500
-# A blocking read must end before the connection's own time-out does (redis/connection.py: 10 s).
-BLOCK_S: Final = 5.0
+# A blocking read must end before the time-out of any client does: 10 s here, 5 s where a library decides.
+BLOCK_S: Final = 3.0
 
 
 class PoolLedger:
@@ -61,6 +61,7 @@ class PoolLedger:
         self.settings = settings
         self.keys = Keys(settings.redis.key_prefix)
         self.scripts = Scripts(client)
+        self._large = False  # the last reading had more than INLINE entries
         self._names = [
             *(self.keys.gpu(name) for name in NAMES),
             self.keys.epoch,  # shared with redis/leases.py: one restart of Redis, one quarantine
@@ -105,7 +106,7 @@ class PoolLedger:
     def _read(self) -> list[Any]:
         """The answer of gpu/snapshot.lua; a large pool is read beside it, in one transaction."""
         args = [self.settings.internal.lease_ttl_ms, INLINE]
-        answer = list(self.scripts.run("gpu/snapshot", self._names, args))
+        answer: list[Any] = [[]] if self._large else list(self.scripts.run("gpu/snapshot", self._names, args))
         if not answer[-1]:
             names = [self.keys.gpu(name) for name in LARGE]
             call = ("gpu/snapshot", self._names, [args[0], -1])
@@ -113,6 +114,7 @@ class PoolLedger:
                 [call], *(("HVALS", name) for name in names), at_once=True
             )
             answer = [*answer[:-1], large]
+            self._large = sum(map(len, large)) > INLINE  # the next reading goes this way at once
         return answer
 
     def _nodes(self, texts: Sequence[bytes], beats: dict[str, int], now: int) -> list[Node]:
@@ -196,7 +198,11 @@ class PoolLedger:
         return _lease(answer[1], int(answer[2])) if word == "granted" else None
 
     def wait_for_news(self, request_id: str, timeout_s: float) -> bool:
-        """Block until the request was granted or forgotten. False: neither within the time.
+        """Block until the request was granted or forgotten. False: neither within the time."""
+        return self.news(request_id, timeout_s)[0]
+
+    def news(self, request_id: str, timeout_s: float) -> tuple[bool, PoolLease | None]:
+        """The same with the lease as it was granted, where the grant says it.
 
         The wait takes a connection of the client's pool. A hint only: it can get lost with a connection.
         """
@@ -205,9 +211,11 @@ class PoolLedger:
         while (left_s := deadline - time.monotonic()) > 0:
             with answering():
                 # Not 0, which means for ever.
-                if self.client.blpop([key], timeout=max(0.01, min(left_s, BLOCK_S))) is not None:
-                    return True
-        return False
+                found = self.client.blpop([key], timeout=max(0.01, min(left_s, BLOCK_S)))
+            if found is not None:
+                ends_at, _, text = cast("tuple[bytes, bytes]", found)[1].partition(b" ")
+                return True, _lease(text, int(ends_at)) if text else None
+        return False, None
 
     def abandon(self, request_id: str, holder: str) -> None:
         """Withdraw the wait, or the lease that was granted meanwhile, unless it has begun."""

@@ -18,6 +18,7 @@ from pipeline.gpu.values import PoolLease, PoolPlan, PoolRequest, Snapshot
 from pipeline.logs import logger
 
 SLEEP_S: Final = (0.5, 1.5)  # jitter: waiting processes must not move in step
+CROWD: Final = 50  # needs; of more each one looks for itself less often
 FEW: Final = 8  # with more needs before it, a new one waits for its turn to plan
 
 
@@ -37,7 +38,7 @@ class Waiting:
         """
         end = None if timeout_s is None else time.monotonic() + timeout_s
         granted: PoolLease | None = None
-        turn = _Turn(self.ledger, self.planner, request, waits=timeout_s != 0)
+        turn = _Turn(self.ledger, self.planner, request, waits=timeout_s != 0, stops=go_on is not None)
         try:
             while (granted := self._round(turn, end)) is None:
                 remaining_s = None if end is None else end - time.monotonic()
@@ -80,22 +81,29 @@ class Waiting:
 class _Turn:
     """One request while it is asked for: its last registration, and whether it was woken."""
 
-    def __init__(self, ledger: PoolLedger, planner: Planner, request: PoolRequest, *, waits: bool) -> None:
+    def __init__(
+        self, ledger: PoolLedger, planner: Planner, request: PoolRequest, *, waits: bool, stops: bool
+    ) -> None:
         self.ledger = ledger
         self.planner = planner
         self.request = request
         self.waits = waits
+        self.stops = stops  # somebody may end the wait, and is asked every second
+        self.polls_at = 0.0
         # The request of a dead process is soon forgotten, however long its lease would have lived.
         self.remember_ms = planner.remembered_ms(request)
         self.known_to_ledger = False
         self.registered = -float("inf")
         self.planned = False
         self.woken = False
+        self.granted: PoolLease | None = None  # as the grant told it
         self.is_away = False
 
     def ask(self) -> PoolLease | None:
         """One round: register again if it is time, then plan if it is our turn. Raises RedisUnavailable."""
         request, now = self.request, time.monotonic()
+        if self.granted is not None:
+            return self.granted
         offer = None if self.planned else self.planner.offer(request, limit=FEW if self.waits else None)
         if not self.waits and offer is None:
             return None
@@ -107,9 +115,17 @@ class _Turn:
             self.registered, self.woken, self.is_away = now, False, False
             if lease is not None:
                 return lease
-        granted = self.planner.poll() if self.planned else self.planner.first()
-        self.planned = True
-        return self._own_lease(granted)
+        if not self.planned:
+            self.planned = True
+            return self._own_lease(self.planner.first())
+        if now < self.polls_at:
+            return None
+        self.polls_at = now + self._spread_s() / 2  # less than the shortest pause
+        return self._own_lease(self.planner.poll())
+
+    def _spread_s(self) -> float:
+        """The mean pause. In a crowd it is longer, so that the crowd as a whole asks Redis no more often."""
+        return max(1.0, self.planner.crowd / CROWD)
 
     def _accept(self, offer: tuple[int, PoolPlan], now: float) -> PoolLease | None:
         """Register and take the offer at once; if the pool has changed meanwhile, wait as any other need."""
@@ -130,14 +146,17 @@ class _Turn:
 
     def sleep(self, left_s: float | None) -> None:
         """Sleep until woken, or for about a second; never so long that the request would be forgotten."""
-        pause = min(random.uniform(*SLEEP_S), self.remember_ms / 3000)  # noqa: S311 - spreads load
+        mean_s = 1.0 if self.stops else self._spread_s()
+        pause = min(random.uniform(*SLEEP_S) * mean_s, self.remember_ms / 3000)  # noqa: S311 - spreads load
         if left_s is not None:
             pause = min(pause, max(left_s, 0.01))
         if self.is_away:
             time.sleep(pause)
             return
         try:
-            self.woken = self.ledger.wait_for_news(self.request.request_id, pause)
+            self.woken, lease = self.ledger.news(self.request.request_id, pause)
+            if lease is not None and lease.holder == self.request.holder:
+                self.granted = lease
         except RedisUnavailable as exc:
             self.redis_away(exc)
 

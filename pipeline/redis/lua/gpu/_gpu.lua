@@ -34,10 +34,10 @@ local function beating(node, ttl)
   local beat = redis.call('ZSCORE', BEATS, node)
   return beat and tonumber(beat) + tonumber(ttl) >= now
 end
--- Wakes whoever waits for the request; one entry is enough.
-local function tell(id)
+-- Wakes whoever waits for the request; one entry is enough. `news`: the lease that it got, behind its deadline.
+local function tell(id, news)
   redis.call('DEL', TOLD .. ':' .. id)
-  redis.call('RPUSH', TOLD .. ':' .. id, '1')
+  redis.call('RPUSH', TOLD .. ':' .. id, news or '1')
   redis.call('EXPIRE', TOLD .. ':' .. id, TOLD_S)
 end
 local function reserved_for(id)

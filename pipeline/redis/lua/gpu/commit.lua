@@ -85,7 +85,7 @@ for i, grant in ipairs(plan.grants) do
   redis.call('DEL', ENDED .. ':' .. id)
   charge(request.need.tenant, tonumber(grant.prepaid), a.half_life_s)
   forget_wait(id)
-  tell(id)
+  tell(id, deadline .. ' ' .. text)
   answer[#answer + 1], answer[#answer + 2] = text, deadline
 end
 for i, ask in ipairs(plan.yields) do
