@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.gpu.policy.demand import FIRST, HALVED, WINDOW, DemandHistory
+from pipeline.gpu.policy.difference import difference
 from pipeline.gpu.policy.landscape import Landscape
 from pipeline.gpu.policy.outlook import Outlook
 from pipeline.gpu.policy.shapes import FULL_SHARE, Free, NeedShape, NodeRoom, serves, takes
@@ -166,3 +167,18 @@ def test_a_history_counts_what_came() -> None:
     share = history.counts["a"] / history.counts.total()
     assert share == pytest.approx(0.9, abs=0.03)
     assert Counter(history.window).total() < WINDOW
+
+
+@given(st.lists(st.integers(0, 40), unique=True, max_size=30), st.data())
+def test_the_difference_of_two_sequences_is_told_by_identity(numbers: list[int], data: st.DataObject) -> None:
+    before = [object() for _ in numbers]
+    now = [one for one in before if data.draw(st.integers(0, 5))]
+    for _ in range(data.draw(st.integers(0, 10))):
+        now.insert(data.draw(st.integers(0, len(now))), object())
+    if data.draw(st.booleans()):
+        now = data.draw(st.permutations(now))
+    gone, new = difference(before, now)
+    assert set(gone) == set(before) - set(now)
+    assert set(new) == set(now) - set(before)
+    assert len(gone) == len(set(gone))
+    assert len(new) == len(set(new))

@@ -17,7 +17,7 @@ NEAREST: Final = 8
 # Of the change in fragments, beside that in worth. From 0.25 to 0.5 the openb workloads differ by 0.1 points.
 FRAGMENTS: Final = 0.4
 DIGITS: Final = 6  # figures are compared so exactly: sums of floats differ by their order
-REMEMBERED: Final = 50_000  # kinds of node; about 1 KiB each
+REMEMBERED: Final = 20_000  # kinds of node; about 1 KiB each
 
 
 class NodeClass:

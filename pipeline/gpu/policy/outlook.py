@@ -22,6 +22,7 @@ ROLLOUTS: Final = 4
 NEEDS: Final = 64  # in each: enough to fill a node of 8 GPUs
 SHAPES: Final = 256  # the commonest ones count
 SEED: Final = 42
+REMEMBERED: Final = 20_000  # sets of devices
 
 _Offer = tuple[int, int, int, int, int, bool, int]  # CPU, memory, devices, MiB, percent, exclusive, groups
 
@@ -43,6 +44,8 @@ class Outlook:
         free = sum([one.share for one in room.devices])
         unusable = self._unusable.get(room.devices)
         if unusable is None:
+            if len(self._unusable) > REMEMBERED:
+                self._unusable.clear()
             unusable = self._unusable[room.devices] = [
                 _unusable(room.devices, shape, free) for shape, _, _ in self._classes
             ]

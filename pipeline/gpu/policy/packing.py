@@ -14,6 +14,7 @@ from typing import Final
 
 from pipeline.gpu.policy.device_index import DeviceIndex
 from pipeline.gpu.policy.device_names import names_model
+from pipeline.gpu.policy.difference import difference
 from pipeline.gpu.policy.fairness import Holdings
 from pipeline.gpu.policy.landscape import Choice
 from pipeline.gpu.policy.node_rooms import NodeRooms
@@ -201,7 +202,7 @@ class Capacities:
         for device in snapshot.devices:
             if not device.usable and device.node in self.nodes:
                 self.nodes[device.node].broken.append(device.uuid)
-        self._leases: dict[int, PoolLease] = {}  # by identity: most objects are those of the last snapshot
+        self._leases = snapshot.leases
         self._of_device: dict[str, dict[str, Entry]] = defaultdict(dict)
         self._orphans: tuple[Orphan, ...] = ()
         self._touched: set[int] = set()  # nodes that a plan has changed
@@ -227,7 +228,6 @@ class Capacities:
     def _add_leases(self, leases: Iterable[PoolLease]) -> None:
         """Count leases; those on unusable devices for their nodes alone."""
         for lease in leases:
-            self._leases[id(lease)] = lease
             self.holdings.add(lease)
             need = lease.need
             for part in lease.parts:
@@ -257,11 +257,10 @@ class Capacities:
     def _follow_leases(self, snapshot: Snapshot) -> None:
         """Devices whose leases or orphans differ are counted anew, and those that a plan has changed."""
         touched, self._touched = self._touched, set()
-        ids = set(map(id, snapshot.leases))
-        fresh_ids = ids - self._leases.keys()
-        ended = {lease.lease_id: lease for lease in map(self._leases.pop, self._leases.keys() - ids)}
-        for lease in [lease for lease in snapshot.leases if id(lease) in fresh_ids] if fresh_ids else []:
-            self._leases[id(lease)] = lease
+        gone, new = difference(self._leases, snapshot.leases)
+        self._leases = snapshot.leases
+        ended = {lease.lease_id: lease for lease in gone}
+        for lease in new:
             before = ended.get(lease.lease_id)
             if before is not None and _same_lease(before, lease):
                 del ended[lease.lease_id]  # a renewal, as far as a plan can tell

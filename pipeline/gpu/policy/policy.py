@@ -85,7 +85,11 @@ def open_to_shared(snapshot: Snapshot, need: Need) -> bool:
     if snapshot.reservation is not None:
         named = (capacities.by_uuid.get(uuid) for uuid in dict.fromkeys(snapshot.reservation.uuids))
         capacities.reserve([one for one in named if one is not None])
-    return len(capacities.best_fit(need)) == need.devices
+    if need.devices > 1:
+        return len(capacities.best_fit(need)) == need.devices
+    # Which device it would be is of no interest here, and costs more.
+    there = capacities.candidates(need)
+    return any(not one.reserved and one.matches(need) and one.fits(need) for one in there)
 
 
 def served(snapshot: Snapshot, need: Need) -> bool:
