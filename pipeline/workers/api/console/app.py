@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, FastAPI, Form, Query, Request
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
 
 from pipeline.service.access.console_sessions import LOCAL, ConsoleSession, ConsoleSessions
 from pipeline.service.access.keys import READ, key_digest
@@ -41,6 +42,18 @@ def install_console(app: FastAPI) -> None:
     """Adds its pages to the application."""
     for part in (router, *ROUTERS):
         app.include_router(part)
+    to_programs = app.exception_handlers[HTTPException]
+
+    async def of_http(request: Request, exc: Exception) -> Response:
+        """A page for people, who come with a browser; a problem for programs."""
+        assert isinstance(exc, HTTPException)  # noqa: S101 - it is installed for these
+        people = "text/html" in request.headers.get("accept", "")
+        if exc.status_code == 404 and people and not request.url.path.startswith("/api/"):
+            return failure_page(request, 404, f"There is no page {request.url.path[:200]}")
+        answer: Response = await to_programs(request, exc)  # type: ignore[misc]
+        return answer
+
+    app.add_exception_handler(HTTPException, of_http)
 
 
 @router.get("/static/{version}/{name:path}")

@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from pipeline import __version__
 from pipeline.records.batch import utc_now
 from pipeline.service.access.console_sessions import ConsoleSession
-from pipeline.units import plural
+from pipeline.units import plural, visible
 from pipeline.workers.api.access import Asker
 from pipeline.workers.api.console import charts, words
 
@@ -126,10 +126,11 @@ def static_url(name: str) -> str:
 
 @cache
 def console_templates() -> Environment:
-    """Filters give raw text; the templates escape all of it."""
+    """Filters give raw text; the templates escape all of it, and show its control characters."""
     env = Environment(
         loader=PackageLoader(PACKAGE),
         autoescape=True,
+        finalize=_shown,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -137,3 +138,8 @@ def console_templates() -> Environment:
     env.filters.update({function.__name__: function for function in (*words.FILTERS, plural)})
     env.globals.update(static=static_url, version=__version__, bars=charts.bars, lane=charts.lane)
     return env
+
+
+def _shown(value: object) -> object:
+    """What an expression of a template prints: every text of others goes through here, whatever it is of."""
+    return visible(value) if type(value) is str else value  # Markup is ours
