@@ -1,0 +1,120 @@
+"""Values as the pages of the console show them, and its small charts."""
+
+import re
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from pipeline.records.batch import utc_now
+from pipeline.service.values import Line
+from pipeline.workers.api.console import words
+from pipeline.workers.api.console.charts import HEIGHT, CauseLane, bars, lane
+from pipeline.workers.api.console.views import console_templates, link, static_url
+
+AT = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
+OBEYED = "\x1b\u202e\u2066\x07\x00\x85\u200b"
+
+
+def line(**changes: object) -> Line:
+    known = dict.fromkeys(Line.__slots__) | {
+        "record_id": "a-1", "timestamp": AT, "workload": "shop/web", "message": "disk full", "fields": {},
+        "level": "error", "anomalous": True, "score": 0.97, "p_value": 0.0004, "reasons": ["unlikely-tokens:full"],
+    }  # fmt: skip
+    return Line(**known | changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("shown", "wanted"),
+    [
+        (words.number(None), "–"), (words.number(0), "0"), (words.number(1_234), "1,234"),
+        (words.number(2_100_000), "2.1 M"), (words.number(12_345_678), "12 M"),
+        (words.share(None), "–"), (words.share(0), "0 %"), (words.share(0.004), "<1 %"), (words.share(0.12), "12 %"),
+        (words.score(None), "warming"), (words.score(0.934), "0.93"),
+        (words.bytes_size(None), "–"), (words.bytes_size(512), "512 B"), (words.bytes_size(3 << 30), "3.0 GiB"),
+        (words.times(1.0), "="), (words.times(3.2), "3.2×"), (words.times(0.25), "÷4.0"), (words.times(120), "120×"),
+        (words.length_of(40), "40 s"), (words.length_of(200), "3 min"), (words.length_of(7_200), "2 h"),
+        (words.length_of(4 * 86_400), "4 d"), (words.ago(None), "–"),
+        (words.iso_time(AT), "2026-11-20T09:30:00.000Z"), (words.level_class("fatal"), "s3"),
+        (words.level_class("warning"), "s2"), (words.level_class(None), "s1"), (words.level_class("<b>"), "s1"),
+        (words.severity_word(3), "error"), (words.severity_word(0), "unusual"), (words.total([[1, 2], [3, 4]]), [4, 6]),
+        (words.pieces("a <*> of <NUM>"), [("a ", False), ("<*>", True), (" of ", False), ("<NUM>", True), ("", False)]),
+        (link("/lines", {"q": "a b", "cursor": "c"}, {"since": "1h"}), "/lines?q=a+b&since=1h"),
+        (link("/lines", {"q": "a"}, {"q": ""}), "/lines"),
+    ],
+)  # fmt: skip
+def test_a_value_is_written_for_people(shown: object, wanted: object) -> None:
+    assert shown == wanted
+
+
+def test_an_age_looks_back_and_ahead() -> None:
+    assert words.ago(utc_now() - timedelta(minutes=4)) == "4 min ago"
+    assert words.ago(utc_now() + timedelta(hours=3, seconds=5)) == "in 3 h"
+    today = utc_now()
+    assert words.clock_time(today) == f"{today:%H:%M:%S}"
+    assert words.clock_time(AT.replace(year=2024)) == "20 Nov 2024 09:30:00"
+
+
+def test_why_a_line_scored_is_a_sentence_and_its_words_stand_out() -> None:
+    scored = line()
+    why = words.why_scored(scored)
+    assert "full" in why and why.endswith("One normal line in 2,500 is as unlikely.")
+    assert ("full", True) in words.message_pieces(scored)
+    calm = line(anomalous=False, reasons=[], p_value=0.4)
+    assert words.why_scored(calm) == "" and words.message_pieces(calm) == [("disk full", False)]
+    assert words.why_scored(line(reasons=None, p_value=None)) == ""
+
+
+@given(some.text(max_size=300), some.text(max_size=30))
+def test_no_character_of_a_message_is_lost_or_obeyed(message: str, word: str) -> None:
+    hostile = line(message=message + OBEYED, reasons=[f"unlikely-tokens:{word}", word])
+    for found in (words.message_pieces(hostile), words.pieces(message + OBEYED)):
+        text = "".join(piece for piece, _ in found)
+        assert text == words.clip(message + OBEYED, words.MESSAGE)
+        assert not set(text) & set(OBEYED)
+
+
+def test_a_long_message_is_cut() -> None:
+    assert (
+        len("".join(piece for piece, _ in words.message_pieces(line(message="a" * 100_000)))) == words.MESSAGE
+    )
+
+
+def test_a_template_prints_every_text_escaped_and_visible() -> None:
+    hostile = f"<script>'\"{{{{ 7*7 }}}}{OBEYED}"
+    page = console_templates().from_string(
+        "<p title='{{ text }}'>{{ text }}{{ text|clip }}{{ one|safe }}</p>"
+    )
+    html = page.render(text=hostile, one="<i>ours</i>")
+    assert "<script" not in html and not set(html) & set(OBEYED) and html.count("{{ 7*7 }}") == 3
+    assert html.count("'") == 2
+
+
+@given(some.lists(some.integers(0, 10**12), max_size=200), some.text())
+def test_bars_stay_inside_their_picture(values: list[int], label: str) -> None:
+    drawn = bars(values, label=label, odd=values[::-1])
+    for height in re.findall(r"v-([\d.]+)h", drawn):
+        assert 0 < float(height) <= HEIGHT
+    assert drawn.count("M") >= sum(value > 0 for value in values)
+    assert re.fullmatch(r"<svg [^<>]*><path [^<>]*/><path [^<>]*/></svg>", drawn, re.DOTALL)
+
+
+@given(some.integers(0, 10_000), some.integers(0, 10_000), some.integers(0, 10_000))
+def test_the_lane_of_a_cause_lies_inside_its_incident(begin: int, first: int, more: int) -> None:
+    start, end = AT, AT + timedelta(seconds=begin + first + more)
+    row = CauseLane(start + timedelta(seconds=begin), start + timedelta(seconds=begin + first), 3)
+    x, width = map(float, _place(lane(row, start, end)))
+    assert 0 <= x <= 99.2 and width > 0 and x + width <= 100.01
+
+
+def _place(drawn: str) -> tuple[str, str]:
+    found = re.search(r'x="([\d.]+)" y="4" width="([\d.]+)"', drawn)
+    assert found
+    return found[1], found[2]
+
+
+def test_the_address_of_a_file_changes_with_its_bytes() -> None:
+    assert re.fullmatch(r"/static/[0-9a-f]{12}/console\.css", static_url("console.css"))
+    with pytest.raises(KeyError):
+        static_url("../app.py")

@@ -1,0 +1,101 @@
+"""Answers that many open pages share."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from pipeline.workers.api import sharing
+from pipeline.workers.api.sharing import SharedAnswers
+
+
+class Asked:
+    """A question that counts how often it is asked, and waits for `go`."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.go = asyncio.Event()
+
+    async def __call__(self) -> int:
+        self.times += 1
+        mine = self.times
+        await self.go.wait()
+        return mine
+
+
+def with_loop(work: Callable[[], Awaitable[Any]]) -> Any:
+    async def run() -> Any:
+        return await asyncio.wait_for(work(), 20)
+
+    return asyncio.run(run())
+
+
+def test_pages_that_ask_together_ask_once() -> None:
+    async def work() -> None:
+        shared, asked = SharedAnswers(), Asked()
+        pages = [asyncio.create_task(shared.ask("q", asked)) for _ in range(50)]
+        await asyncio.sleep(0)
+        asked.go.set()
+        assert await asyncio.gather(*pages) == [1] * 50
+        assert await shared.ask("q", asked) == 1  # a moment later, too
+        assert await shared.ask("other", asked) == 2
+        assert await shared.ask("q", asked, fresh_s=-1) == 3  # it is old
+
+    with_loop(work)
+
+
+def test_a_page_that_is_closed_does_not_end_the_question_of_the_others() -> None:
+    async def work() -> None:
+        shared, asked = SharedAnswers(), Asked()
+        closed, open_page = (asyncio.create_task(shared.ask("q", asked)) for _ in range(2))
+        await asyncio.sleep(0)
+        closed.cancel()
+        await asyncio.sleep(0)
+        asked.go.set()
+        assert await open_page == 1 and closed.cancelled()
+
+    with_loop(work)
+
+
+def test_an_answer_that_failed_is_asked_for_again() -> None:
+    async def work() -> None:
+        shared = SharedAnswers()
+
+        async def fails() -> int:
+            raise OSError("no answer")
+
+        async def works() -> int:
+            return 1
+
+        with pytest.raises(OSError, match="no answer"):
+            await shared.ask("q", fails)
+        assert await shared.ask("q", works) == 1
+
+    with_loop(work)
+
+
+def test_what_somebody_changed_is_asked_for_again() -> None:
+    async def work() -> None:
+        shared, asked = SharedAnswers(), Asked()
+        asked.go.set()
+        for question in ("marks", ("marks", "shop/*"), ("incidents", "shop/*")):
+            await shared.ask(question, asked)
+        shared.forget("marks")
+        assert [await shared.ask(q, asked) for q in ("marks", ("marks", "shop/*"), ("incidents", "shop/*"))] == [
+            4, 5, 3,
+        ]  # fmt: skip
+
+    with_loop(work)
+
+
+def test_no_more_answers_are_kept_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        shared, asked = SharedAnswers(), Asked()
+        asked.go.set()
+        for number in range(5):
+            await shared.ask(number, asked)
+        assert await shared.ask(4, asked) == 5 and await shared.ask(0, asked) == 6
+
+    monkeypatch.setattr(sharing, "KEPT", 2)
+    with_loop(work)
