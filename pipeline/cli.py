@@ -84,7 +84,7 @@ VERBS: Final = (
         "senders",
         "intake.senders",
         None,
-        "who sends, how much, who has gone silent, and how far Kafka is read",
+        "who sends, how much, who has gone silent, and how far Kafka and NATS are read",
     ),
     Verb("watch", "watch", flags.watch, "whose logs get models by themselves"),
     Verb(

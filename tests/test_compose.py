@@ -42,6 +42,7 @@ PROFILES = {
     **{name: ["gpu"] for name in ("agent", "infer-gpu", "train-gpu")},
     "source": ["opensearch"],
     "kafka": ["kafka"],
+    "nats": ["nats"],
     "flower": ["flower"],
     "intake": ["intake"],
     "api": ["api"],
@@ -54,7 +55,7 @@ def test_every_setting_reaches_every_service_and_a_user_has_the_last_word() -> N
     found = compose.services(
         [ROOT / "docker-compose.yml"],
         said,
-        profiles=["gpu", "opensearch", "kafka", "flower", "intake", "api"],
+        profiles=["gpu", "opensearch", "kafka", "nats", "flower", "intake", "api"],
     )
     # A port of a container is open to the others of its network; which one it is, Compose publishes.
     open_to = {

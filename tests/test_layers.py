@@ -20,7 +20,7 @@ FLOORS = [
     ["tasks", "service"],
     ["training", "detect", "report", "producer"],
     ["sinks", "watching", "sources", "messages", "controller"],
-    ["opensearch", "drain", "models", "ledger", "marks", "observe", "gpu"],
+    ["opensearch", "nats", "drain", "models", "ledger", "marks", "observe", "gpu"],
     ["records", "redis", "store"],
     ["settings", "units"],
     ["errors", "logs"],
@@ -40,6 +40,7 @@ HOMES = {
     "pynvml": {"gpu/node/nvml"},
     "opensearchpy": {"opensearch", "sinks/template_index"},
     "confluent_kafka": {"sources/kafka/client"},
+    "nats": {"nats", "workers/nats"},
     "obstore": {"store/bucket"},
     "duckdb": {"sinks/answers/engine"},
     "fastapi": {"workers/api"},
@@ -47,7 +48,7 @@ HOMES = {
     "celery": {"messages", "tasks", "workers"},
     "kombu": {"messages", "tasks", "workers"},
     "opentelemetry": {"sources/protocols", "workers/intake"},
-    "google": {"sources/protocols", "workers/intake"},
+    "google": {"sources/protocols", "workers/intake", "nats/payloads"},
     "cramjam": {"sources/protocols", "workers/intake"},
 }
 # Packages of the extras: neither a producer nor `--help` needs one.

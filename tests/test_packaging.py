@@ -34,6 +34,8 @@ IMPORTED_AS = {
     "googleapis-common-protos": "google",
     "grpcio": "grpc",
     "python-multipart": "python_multipart",
+    "nats-py": "nats",
+    "protobuf": "google",
 }
 
 pytestmark = pytest.mark.timeout(300)

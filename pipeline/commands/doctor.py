@@ -15,6 +15,7 @@ from pipeline.commands.common import display, out, print_json, settings_of
 from pipeline.errors import LogweirError
 from pipeline.settings import Settings
 from pipeline.settings.kafka import KafkaSource, kafka_sources
+from pipeline.settings.nats import nats_source
 from pipeline.units import plural
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def _checks(settings: Settings) -> "list[dict[str, Any]]":
     if settings.opensearch.url is not None:
         found += _opensearch_checks(settings)
     found += _kafka_checks(settings)
+    found += _nats_checks(settings)
     found.append(_place("data directory", settings.data.dir, "--data-dir"))
     if settings.data.store_url is not None:
         found.append(_store_check(settings))
@@ -312,3 +314,19 @@ def _kafka_check(source: KafkaSource) -> dict[str, Any]:
     counts = ", ".join(f"{topic.name} ({plural(topic.partitions, 'partition')})" for topic in topics[:5])
     more = f" and {len(topics) - 5} more" if len(topics) > 5 else ""
     return {"what": place, "ok": True, "found": f"{counts}{more} can be read"}
+
+
+def _nats_checks(settings: Settings) -> list[dict[str, Any]]:
+    """Whether the server of the gateway answers; nothing is made there."""
+    source = nats_source(settings.nats.source)
+    if source is None:
+        return []
+    place = f"NATS at {','.join(source.servers)}"
+    try:
+        from pipeline.nats.streams import described
+
+        return [{"what": place, "ok": True, "found": described(source)}]
+    except ModuleNotFoundError:
+        return [{"what": place, "ok": False, "found": "not installed; run: pip install 'logweir[nats]'"}]
+    except LogweirError as exc:
+        return [{"what": place, "ok": False, "found": str(exc)}]

@@ -46,6 +46,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "gpu": ("pynvml",),
     "opensearch": ("opensearchpy",),
     "kafka": ("confluent_kafka",),
+    "nats": ("google", "nats", "nkeys"),
     "s3": ("obstore",),
     "delta": ("deltalake",),
 }

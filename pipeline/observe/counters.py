@@ -49,9 +49,14 @@ PROTOCOLS: Final = ("otlp", "bulk", "loki", "hec", "lines", "journal", "syslog",
 REQUESTS: Final = ("accepted", "duplicate", "full", "away", "conflict", "refused", "failed")
 # Of a record of Kafka. tombstone: it has no value. unreadable: a dead letter.
 KAFKA_OUTCOMES: Final = ("read", "tombstone", "unreadable", OTHER)
+# Of a payload of NATS. empty: it has no text. unreadable: a dead letter. dropped: there was no room for it,
+# without JetStream.
+NATS_OUTCOMES: Final = ("read", "empty", "unreadable", "dropped", OTHER)
+# Of a message to NATS. known: the server had it already.
+PUBLISHED: Final = ("new", "known", OTHER)
 ROLES: Final = (
     "ingest", "infer-cpu", "infer-gpu", "drain", "store", "train", "train-gpu",
-    "reader", "beat", "source", "kafka", "agent", "metrics", "intake", OTHER,
+    "reader", "beat", "source", "kafka", "nats", "agent", "metrics", "intake", OTHER,
 )  # fmt: skip
 
 
@@ -198,6 +203,16 @@ KAFKA_RECORDS: Final = Meter(
     about="Records of Kafka by what became of them.",
     labels={"outcome": KAFKA_OUTCOMES},
 )
+NATS_PAYLOADS: Final = Meter(
+    name="logweir_nats_payloads_total",
+    about="Payloads of NATS by what became of them.",
+    labels={"outcome": NATS_OUTCOMES},
+)
+NATS_PUBLISHED: Final = Meter(
+    name="logweir_nats_published_total",
+    about="Messages with results to NATS, by whether the server had them already.",
+    labels={"outcome": PUBLISHED},
+)
 METERS: Final = tuple(value for value in list(globals().values()) if isinstance(value, Meter))
 
 
@@ -302,6 +317,24 @@ def kafka_read(records: int, *, tombstones: int, unreadable: int) -> None:
     _count(KAFKA_RECORDS, records, "read")
     _count(KAFKA_RECORDS, tombstones, "tombstone")
     _count(KAFKA_RECORDS, unreadable, "unreadable")
+
+
+def nats_read(payloads: int, *, empty: int, unreadable: int) -> None:
+    """So many payloads of NATS are in."""
+    _count(NATS_PAYLOADS, payloads, "read")
+    _count(NATS_PAYLOADS, empty, "empty")
+    _count(NATS_PAYLOADS, unreadable, "unreadable")
+
+
+def nats_dropped(payloads: int) -> None:
+    """There was no room for so many payloads."""
+    _count(NATS_PAYLOADS, payloads, "dropped")
+
+
+def nats_published(messages: int, *, known: int) -> None:
+    """So many messages with results were new to the server, and so many were not."""
+    _count(NATS_PUBLISHED, messages, "new")
+    _count(NATS_PUBLISHED, known, "known")
 
 
 def lines_recognised(protocol: str, kind: str, lines: int) -> None:

@@ -132,6 +132,12 @@ class Keys:
         "leases/share.lua drops what expired; TTL ten lease TTLs")
     kafka = Key("hash source -> JSON", "how far each partition of Kafka is read, and by whom",
         "one per partition; a day after its last report")
+    nats = Key("hash source -> JSON", "how far each stream of NATS is read, and by whom",
+        "one per stream; a day after its last report")
+    nats_since = Key("string", "the start of Redis under which results were looked for, and from when on",
+        "sinks/nats.py; TTL 30 days")
+    nats_jobs = Key("hash training -> JSON", "trainings that were asked for over NATS; workloads under ''",
+        "workers/nats/jobs.py drops ended ones")
     epoch = Key("hash", "the replication id of Redis; the end of the quarantine after a change", "one")
     model_names = Key("set", "models that were ever published", "one per model")
     model_faults = Key("hash `version machine` -> JSON", "versions that a machine cannot read, and why",

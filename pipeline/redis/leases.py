@@ -29,9 +29,17 @@ DRAIN: Final = "drain"  # the single writer of the template tree of shard 0; sha
 SOURCE: Final = (
     "source"  # polling the log indices of an OpenSearch: two pollers would read the same documents
 )
+NATS: Final = "nats"  # reading the stream of logs of Opni's services
 COMPACTION: Final = "compaction"  # of stored results
 WATCH: Final = "watch"  # folding observations into the state of watching
-RESOURCES: Final = (TRAINING, *(of_shard(DRAIN, n) for n in range(MAX_SHARDS)), SOURCE, WATCH, COMPACTION)
+RESOURCES: Final = (
+    TRAINING,
+    *(of_shard(DRAIN, n) for n in range(MAX_SHARDS)),
+    SOURCE,
+    NATS,
+    WATCH,
+    COMPACTION,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ import msgspec
 from pipeline.errors import BadSetting
 from pipeline.settings import listeners, proxies
 from pipeline.settings.kafka import kafka_sources, masked_sources
+from pipeline.settings.nats import masked_source, nats_source
 from pipeline.settings.values import (
     check_opensearch_url,
     check_url,
@@ -48,6 +49,7 @@ SECRETS: Final = frozenset(
         "opensearch_password",
         "opensearch_read_password",
         "kafka_source",
+        "nats_source",
     }
 )
 SINKS: Final = ("parquet", "opensearch")
@@ -68,7 +70,12 @@ Words = tuple[str, ...]
 PRIVATE: Final = frozenset({"results_dir"})
 
 # How a secret is shown that is not all of a value.
-_SHOWN: Final = {"redis_url": masked_url, "opensearch_url": masked_url, "kafka_source": masked_sources}
+_SHOWN: Final = {
+    "redis_url": masked_url,
+    "opensearch_url": masked_url,
+    "kafka_source": masked_sources,
+    "nats_source": masked_source,
+}
 
 DAY_S: Final = 86_400
 _TRUTH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
@@ -353,6 +360,18 @@ class KafkaSettings(Group, frozen=True, rename=lambda name: f"kafka_{name}"):
         kafka_sources(self.source)
 
 
+class NatsSettings(Group, frozen=True, rename=lambda name: f"nats_{name}"):
+    """The NATS of Opni's services."""
+
+    source: Annotated[
+        str | None,
+        says("logs of Opni's services, which get answers, nats://nats:4222/raw_logs?serve=controller"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        nats_source(self.source)
+
+
 class InternalSettings(Group, frozen=True):
     """No settings: constants that tests and benches shorten, or that one process hands to another.
 
@@ -418,6 +437,7 @@ class Settings:
     gpu: GpuSettings
     opensearch: OpenSearchSettings
     kafka: KafkaSettings
+    nats: NatsSettings
     internal: InternalSettings
 
     def __init__(self, **values: Any) -> None:

@@ -19,6 +19,8 @@ def sinks_for(settings: Settings) -> dict[Purpose, Sink]:
 
 def _all(settings: Settings, purpose: Purpose) -> Sink:
     sinks = [_KINDS[name](settings, purpose) for name in settings.data.sinks]
+    if settings.nats.source and purpose is Purpose.SCORE:
+        sinks.append(_nats(settings))
     return sinks[0] if len(sinks) == 1 else Several(sinks)
 
 
@@ -42,6 +44,13 @@ def _opensearch(settings: Settings, purpose: Purpose) -> Sink:
     from pipeline.sinks.opensearch import OpenSearchSink  # the client takes 0.1 s to import
 
     return OpenSearchSink(settings, kind=kind_of(purpose))
+
+
+def _nats(settings: Settings) -> Sink:
+    """Where answers to Opni's services go, beside the stores of results."""
+    from pipeline.sinks.nats import NatsSink  # the client is of the extra `nats`
+
+    return NatsSink(settings)
 
 
 _KINDS: Final[Mapping[str, Callable[[Settings, Purpose], Sink]]] = {

@@ -19,6 +19,7 @@ from pipeline.redis.shards import of_shard
 from pipeline.service.senders import silent_senders
 from pipeline.settings import MAX_SHARDS, Settings
 from pipeline.workers.kafka.progress import read_partitions
+from pipeline.workers.nats.progress import read_streams
 
 # (name of the metric, values of its labels) -> value
 Values = dict[tuple[str, tuple[str, ...]], float]
@@ -80,8 +81,10 @@ KAFKA_LAG: Final = _gauge(
     topic=(),
     partition=(),
 )
+NATS_LAG: Final = _gauge("nats_lag_messages", "Messages that wait in a stream of NATS.", stream=())
 SOURCE_LOST: Final = _counter(
-    "source_lost_total", "Records of Kafka that were removed there before they were read."
+    "source_lost_total",
+    "Records of Kafka and messages of NATS that were removed there before they were read.",
 )
 WORKERS: Final = _gauge("workers", "Worker processes that live.", role=ROLES)
 LEADER: Final = _gauge(
@@ -188,6 +191,9 @@ def _set_lag(values: Values, found: Answers, now: int) -> None:
         labels = (one.topic, str(one.partition))
         also = values.get((KAFKA_LAG.name, labels), 0)  # of the same name in another cluster
         set_value(values, KAFKA_LAG, one.lag + also, *labels)
+    for stream in read_streams(found["nats"] or ())[:LAG_SHOWN]:
+        if stream.stream and now - stream.at_ms < LAG_KNOWN_MS:
+            set_value(values, NATS_LAG, stream.lag, stream.stream)
 
 
 def _set_processes(values: Values, found: Answers, now: int, shards: int) -> None:

@@ -152,6 +152,7 @@ class Scrape:
             ask(("identities", slot), "HLEN", k.intake(slot))
         ask("senders", "HVALS", k.senders)
         ask("kafka", "HVALS", k.kafka)
+        ask("nats", "HVALS", k.nats)
         ask("trouble", "GET", k.trouble)
         for shard in range(self.settings.drain.shards):
             lease = k.lease(of_shard(DRAIN, shard))

@@ -43,6 +43,8 @@ from pipeline.workers.gauges import LINES_TOTAL, SHOWN
 from pipeline.workers.intake import server as intake_process
 from pipeline.workers.kafka import process as kafka
 from pipeline.workers.kafka.progress import PartitionProgress, report
+from pipeline.workers.nats import process as nats
+from pipeline.workers.nats import progress as nats_progress
 from pipeline.workers.scrape import Scrape
 from pipeline.workers.stack.private_redis import PrivateRedis
 
@@ -329,7 +331,15 @@ def test_who_leads_who_works_and_what_is_wrong_is_told(client: "redis.Redis", se
 
 
 def test_the_labels_know_every_role_and_every_stage() -> None:
-    others = {"beat", agent.ROLE, exporter_process.ROLE, intake_process.ROLE, source.ROLE, kafka.ROLE}
+    others = {
+        "beat",
+        agent.ROLE,
+        exporter_process.ROLE,
+        intake_process.ROLE,
+        source.ROLE,
+        kafka.ROLE,
+        nats.ROLE,
+    }
     assert set(metrics.ROLES) == {*roles.ROLES, *others, metrics.OTHER}
     assert tuple(Stage) == metrics.STAGES
 
@@ -355,6 +365,19 @@ def lagging(topic: str) -> PartitionProgress:
     )
 
 
+def stream(name: str) -> nats_progress.StreamProgress:
+    return nats_progress.StreamProgress(
+        stream=name,
+        subjects="secret",
+        servers="secret",
+        sequence=1,
+        end=2,
+        lines=0,
+        reader="secret",
+        at_ms=round(time.time() * 1000),
+    )
+
+
 def test_every_label_is_of_a_closed_set_whatever_redis_holds(
     counting: metrics.Pusher, client: "redis.Redis", settings: Settings
 ) -> None:
@@ -373,8 +396,14 @@ def test_every_label_is_of_a_closed_set_whatever_redis_holds(
     client.hset(keys.model("own/secret"), mapping={"version": "m000002-0a1b2c3d"})
     report(client, settings, {"of app": lagging("app")})
     client.hset(keys.kafka, "broken", "secret")
+    nats_progress.report_stream(client, settings, "in", stream("logweir-in"))
+    client.hset(keys.nats, "broken", "secret")
     # Versions and the topics that an operator names are no closed sets.
-    unbounded = {"logweir_model_info": ("m000001-0a1b2c3d",), "logweir_kafka_lag_records": ("app", "0")}
+    unbounded = {
+        "logweir_model_info": ("m000001-0a1b2c3d",),
+        "logweir_kafka_lag_records": ("app", "0"),
+        "logweir_nats_lag_messages": ("logweir-in",),
+    }
     samples = read(client, settings)
     known = {meter.name: meter.labels for meter in (*metrics.METERS, *SHOWN)}
     for name, labels in samples:

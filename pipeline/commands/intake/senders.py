@@ -1,4 +1,4 @@
-"""`logweir senders`: who sends to the intake, who has gone silent, and how far Kafka is read."""
+"""`logweir senders`: who sends to the intake, who has gone silent, and how far Kafka and NATS are read."""
 
 import argparse
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 from pipeline.units import plural
 from pipeline.workers.kafka.progress import PartitionProgress, stored_partitions
+from pipeline.workers.nats.progress import StreamProgress, stored_streams
 
 SHOWN = 50
 FORMATS = 3
@@ -24,13 +25,19 @@ def main(args: argparse.Namespace) -> int:
     at = reading(args)
     with redis_explained():
         found = at.senders()
-        partitions = () if args.url is not None else _partitions(settings_of(args))
+        partitions, streams = ((), ()) if args.url is not None else _read(settings_of(args))
     if args.json:
-        print_json([asdict(sender) for sender in found] + [_facts(one) for one in partitions])
+        facts = [*map(_facts, partitions), *map(_facts_of_stream, streams)]
+        print_json([asdict(sender) for sender in found] + facts)
         return 0
     console = out()
     if partitions:
         _show_partitions(console, partitions)
+    if partitions and streams:
+        console.print()
+    if streams:
+        _show_streams(console, streams)
+    if partitions or streams:
         if not found:
             return 0
         console.print()
@@ -52,8 +59,9 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _partitions(settings: Settings) -> Sequence[PartitionProgress]:
-    return stored_partitions(connect(settings), settings)
+def _read(settings: Settings) -> tuple[Sequence[PartitionProgress], Sequence[StreamProgress]]:
+    client = connect(settings)
+    return stored_partitions(client, settings), stored_streams(client, settings)
 
 
 def _facts(one: PartitionProgress) -> dict[str, Any]:
@@ -61,7 +69,12 @@ def _facts(one: PartitionProgress) -> dict[str, Any]:
     return facts | dict(msgspec.to_builtins(one))
 
 
-def _moment(one: PartitionProgress) -> datetime:
+def _facts_of_stream(one: StreamProgress) -> dict[str, Any]:
+    facts: dict[str, Any] = {"protocol": "nats", "lag": one.lag, "last": _moment(one)}
+    return facts | dict(msgspec.to_builtins(one))
+
+
+def _moment(one: PartitionProgress | StreamProgress) -> datetime:
     return datetime.fromtimestamp(one.at_ms / 1000, UTC)
 
 
@@ -78,3 +91,14 @@ def _show_partitions(console: Console, partitions: Sequence[PartitionProgress]) 
         console.print(
             f"and {plural(len(partitions) - SHOWN, 'partition')} more; --json shows all", markup=False
         )
+
+
+def _show_streams(console: Console, streams: Sequence[StreamProgress]) -> None:
+    """One row, as a pipeline has one gateway, and more only after its setting has changed."""
+    table = Table(
+        "NATS", "sequence", "waiting", "lines", "reader", "last heard (UTC)", box=None, pad_edge=False
+    )
+    for one in streams[:SHOWN]:
+        numbers = (f"{n:,}" for n in (one.sequence, one.lag, one.lines))
+        table.add_row(*map(cell, (one.name, *numbers, one.reader, f"{_moment(one):%Y-%m-%d %H:%M:%S}")))
+    console.print(table)

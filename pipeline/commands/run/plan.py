@@ -99,6 +99,7 @@ def run(plan: RunPlan, settings: Settings, show: Show) -> RunOutcome:
         train_span_s=None,
         opensearch_source=None,
         kafka_source=None,
+        nats_source=None,
         # Everything is there: no session has to be judged before its last line, which may stand in another
         # file.
         session_open_s=KEEP_S,

@@ -6,7 +6,6 @@ by the same rules for all others, and the topic where no header does. A stack tr
 by line becomes one record again, within one batch.
 """
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +18,7 @@ from pipeline.logs import logger
 from pipeline.records.pushed import LATEST, PushedRecords, column_of, joined_records
 from pipeline.settings.kafka import KafkaSource
 from pipeline.sources.protocols import workloads
+from pipeline.sources.protocols.binary import shown_bytes
 from pipeline.sources.protocols.contract import Decoder, Hints, Undecodable
 from pipeline.sources.protocols.document_fields import DocumentFields
 from pipeline.sources.protocols.joining import continuations, heads, joined_text
@@ -288,16 +288,8 @@ def _in_order(parts: Sequence[PushedRecords]) -> PushedRecords | None:
 def _as_text(topic: str, records: Sequence[KafkaRecord]) -> PushedRecords:
     """Values that cannot be read, as base64 where they are no text."""
     return PushedRecords(
-        [_shown(record.value or b"") for record in records],
+        [shown_bytes(record.value or b"") for record in records],
         untimed=column_of([_micros(record) for record in records]),
         workloads=[workloads.of_index(topic)] * len(records),
         places=[record.offset for record in records],
     )
-
-
-def _shown(value: bytes) -> str:
-    try:
-        text = value.decode()
-    except UnicodeDecodeError:
-        text = "\0"
-    return base64.b64encode(value).decode() if "\0" in text else text

@@ -35,6 +35,7 @@ from pipeline.redis.leases import Leases
 from pipeline.redis.shards import of_shard
 from pipeline.service.access.own_key import make_own_key
 from pipeline.settings import Settings
+from pipeline.settings import nats as nats_settings
 from pipeline.settings.kafka import kafka_packages, with_absolute_files
 from pipeline.settings.listeners import API_DEFAULT, Listener
 from pipeline.sources.protocols.rules import read_rules
@@ -60,6 +61,7 @@ MODULES: Final = {
     "agent": ("agent", ["agent"]),
     "source": ("source", ["source"]),
     "kafka": ("kafka", ["kafka"]),
+    "nats": ("nats", ["nats"]),
     "intake": ("intake", ["intake"]),
 }
 
@@ -83,6 +85,7 @@ class Stack:
             results_dir=None if settings.data.results_dir is None else settings.data.results_dir.absolute(),
             masks=tuple(path.absolute() for path in settings.intake.masks),
             kafka_source=settings.kafka.source and with_absolute_files(settings.kafka.source),
+            nats_source=settings.nats.source and nats_settings.with_absolute_paths(settings.nats.source),
             workload_rules=None if settings.intake.rules is None else settings.intake.rules.absolute(),
             opensearch_ca=None if settings.opensearch.ca is None else settings.opensearch.ca.absolute(),
             supervisor_pid=os.getpid(),
@@ -109,7 +112,10 @@ class Stack:
         read_rules(self.settings.intake.rules)
         session_keys.user_patterns(self.settings.watch.session_keys)
         parse_tenants(self.settings.gpu.tenants)
-        for package in kafka_packages(self.settings.kafka.source):
+        for package in (
+            *kafka_packages(self.settings.kafka.source),
+            *nats_settings.nats_packages(self.settings.nats.source),
+        ):
             importlib.import_module(package)  # a missing extra is said here, not in a log
         if self._with_flower:
             flower_process.check_login(self.settings.stack.flower_address, self.settings.stack.flower_auth)
@@ -169,10 +175,11 @@ class Stack:
         ]
         source = [("source", "source")] if wanted.opensearch.source else []
         kafka = [("kafka", "kafka")] if wanted.kafka.source else []
+        nats = [("nats", "nats")] if wanted.nats.source else []
         intake = [("intake", "intake")] if self._with_intake else []
         train = ("train-gpu" if gpu else "train", "train")
         self._with_gpu = gpu
-        return [*ingest, *others, train, *source, *kafka, *intake]
+        return [*ingest, *others, train, *source, *kafka, *nats, *intake]
 
     def _start_redis(self) -> None:
         if self.settings.redis.url is None:

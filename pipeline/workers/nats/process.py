@@ -1,0 +1,70 @@
+"""The process that reads logs of Opni's services over NATS, and answers their requests."""
+
+import os
+import socket
+import threading
+from typing import Final
+
+from pipeline.errors import BadSetting
+from pipeline.logs import set_up
+from pipeline.nats.connection import NatsConnection
+from pipeline.producer import Producer
+from pipeline.settings import Settings
+from pipeline.settings.nats import EXAMPLE, NatsSource, nats_source
+from pipeline.workers.liveness import Progress
+from pipeline.workers.loops import tend
+from pipeline.workers.nats.answers import RequestAnswers
+from pipeline.workers.nats.at_most_once import AtMostOnceReader
+from pipeline.workers.nats.reader import NatsReader
+
+ROLE: Final = "nats"
+
+
+def main(argv: list[str]) -> int:
+    (name,) = argv
+    settings = Settings.load()
+    set_up(settings.stack.log_level)
+    source = nats_source(settings.nats.source)
+    if source is None:
+        raise BadSetting(f"no NATS server is named to read from; set nats_source, such as {EXAMPLE}")
+    holder = f"{name}@{socket.gethostname()}:{os.getpid()}"
+    producer, stop, progress = Producer.connect(settings), threading.Event(), Progress()
+    gateway = Gateway(source, producer, holder=holder, stop=stop, progress=progress)
+    tend(settings, gateway.run, stop, role_name=ROLE, name=name, progress=progress)
+    return 0
+
+
+class Gateway:
+    """A reader, and a thread for requests, over one connection."""
+
+    def __init__(
+        self,
+        source: NatsSource,
+        producer: Producer,
+        *,
+        holder: str,
+        stop: threading.Event,
+        progress: Progress | None = None,
+    ) -> None:
+        self.connection = NatsConnection(source, name=f"logweir {holder}"[:100])
+        self.answers = RequestAnswers(self.connection, producer, stop)
+        serves = source.is_gpu_service
+        kind = NatsReader if source.is_durable else AtMostOnceReader
+        self.reader = kind(
+            self.connection,
+            producer,
+            holder=holder,
+            stop=stop,
+            pulse=(lambda: None) if progress is None else progress.pulse,
+            beside=self.answers.jobs.tend if serves else lambda: None,
+        )
+
+    def run(self) -> None:
+        """Until `stop` was set."""
+        thread = threading.Thread(target=self.answers.run, name="nats-answers", daemon=True)
+        thread.start()
+        try:
+            self.reader.run()
+        finally:
+            thread.join(5.0)
+            self.connection.close()

@@ -1,0 +1,137 @@
+"""Messages that are accepted together, and the batches made of them.
+
+A window holds the messages that the server took in the same quarter of a second, up to a bound. It so depends
+on the stream alone: read again, the same messages give the same batches.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
+from typing import Final
+
+from pipeline.nats.streams import StreamMessage
+from pipeline.nats.subjects import family
+from pipeline.records.batch import Batch, Purpose, digest
+from pipeline.records.payload import content_of
+from pipeline.records.pushed import PushedRecords
+from pipeline.settings import Settings
+from pipeline.sources.nats.values import NatsMessage, read_messages
+from pipeline.workers.intake.batches import parted_records
+
+SLOT_NANOS: Final = 250_000_000
+# A window that nothing follows ends so long after its first message came. Its slot has passed then.
+OPEN_S: Final = SLOT_NANOS / 1e9 + 0.05
+MESSAGE_BYTES: Final = 300  # of an object for a message, beside its data
+SOURCE: Final = "nats"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedWindow:
+    """The input of one accept. `lines` are those of the batches."""
+
+    batches: Sequence[Batch]
+    dead: dict[str, str]  # why batches cannot be read, by id
+    backfill: bool
+    empty: int
+    unreadable: int
+    lines: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class MessageWindow:
+    """Messages without a gap between them."""
+
+    slot: int
+    messages: list[StreamMessage] = field(default_factory=list)
+    size: int = 0
+    since: float = field(default_factory=time.monotonic)  # the first message came
+    prepared: PreparedWindow | None = None
+
+    def add(self, message: StreamMessage) -> None:
+        self.messages.append(message)
+        self.size += len(message.data) + MESSAGE_BYTES
+
+    @property
+    def next_sequence(self) -> int:
+        """Of the message behind it."""
+        return self.messages[-1].sequence + 1
+
+    def takes(self, message: StreamMessage, settings: Settings) -> bool:
+        """Whether the message belongs to it. Not its neighbours of the next slot, and not above the bound."""
+        s = settings.internal
+        return (
+            quarter_of(message) == self.slot
+            and len(self.messages) < s.batch_records
+            and self.size + len(message.data) <= s.batch_kib * 1024
+        )
+
+
+def quarter_of(message: StreamMessage) -> int:
+    return message.nanos // SLOT_NANOS
+
+
+def prepare_window(
+    messages: Sequence[StreamMessage],
+    place: str,
+    settings: Settings,
+    *,
+    arrived: datetime,
+    alone: Callable[[str], bool],
+    is_past: Callable[[object], bool],
+) -> PreparedWindow:
+    """The batches of all messages. Their ids derive from their contents. `place` names the stream in ids."""
+    batches: list[Batch] = []
+    dead: dict[str, str] = {}
+    empty = unreadable = 0
+    latest: list[object] = []
+    s = settings.internal
+    by_subject = sorted(messages, key=lambda message: family(message.subject))
+    for subject, some in groupby(by_subject, key=lambda message: family(message.subject)):
+        source_key = digest(SOURCE, place, subject)
+        # An own stream may hold other subjects too; their messages are no logs.
+        if not subject:
+            continue
+        found = [NatsMessage(one.sequence, one.data, one.nanos // 1000) for one in some]
+        read = read_messages(subject, found)
+        make = partial(_batch, subject, source_key, arrived=arrived, zone=settings.intake.time_zone)
+        empty += read.empty
+        if read.records is not None:
+            latest.append(read.records.latest)
+            parts = parted_records(read.records, s.batch_records, s.batch_kib * 4096, alone)
+            batches += [make(*part) for part in parts]
+        if read.unreadable is not None:
+            unreadable += read.unreadable.height
+            (workload,) = set(read.unreadable.workloads or ())
+            one = make(workload, read.unreadable)
+            numbers = read.unreadable.places or []
+            more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
+            dead[one.batch_id] = f"{subject} message {numbers[0]}{more}: {read.why}"
+            batches.append(one)
+    return PreparedWindow(
+        batches=batches,
+        dead=dead,
+        backfill=bool(latest) and all(map(is_past, latest)),
+        empty=empty,
+        unreadable=unreadable,
+        lines=sum(map(attrgetter("physical_lines"), batches)),
+    )
+
+
+def _batch(
+    subject: str, source_key: str, workload: str, records: PushedRecords, *, arrived: datetime, zone: str
+) -> Batch:
+    return Batch(
+        batch_id=f"{source_key}-{content_of(workload, records)}",
+        workload=workload,
+        source=f"{SOURCE}:{subject}",
+        source_key=source_key,
+        purpose=Purpose.SCORE,
+        arrived=arrived,
+        formats=(),
+        zone=zone,
+        records=records,
+    )
