@@ -29,6 +29,9 @@ TEXTS: Final = {
 }
 TEMPLATE_ID: Final = "template_cluster_id"
 CONFIDENCE: Final = "opnilog_confidence"
+# The member by which stage ingest knows a line in a wrapper.
+WRAPPED: Final = '{"stream":"stdout",'
+_ENCODER: Final = msgspec.json.Encoder()
 NORMAL, ANOMALY = "Normal", "Anomaly"
 
 
@@ -109,6 +112,11 @@ def _document(payload: Any) -> Payload:
 
 
 _NAME_OF: Final = {wire: name for name, wire in _FIELDS}
+
+
+def wrapped_json(payload: Payload) -> str:
+    """The raw text of a record: the payload in the form in which collectors wrap a line."""
+    return WRAPPED + _ENCODER.encode(payload).decode()[1:]
 
 
 def payload_bytes(document: Payload) -> bytes:

@@ -25,7 +25,7 @@ from pipeline.drain.templates import unpack_template
 from pipeline.errors import LogweirError, SinkUnavailable, SourceUnavailable
 from pipeline.logs import logger
 from pipeline.nats.connection import NatsConnection
-from pipeline.nats.payloads import ANOMALY, NORMAL, Payload, payload_lists
+from pipeline.nats.payloads import ANOMALY, NORMAL, WRAPPED, Payload, payload_lists
 from pipeline.nats.streams import StreamReader, ensure_in, ensure_out, facts_of, publish_all, publish_once
 from pipeline.nats.subjects import FLOWS, INFERENCED, TEMPLATES, Flow
 from pipeline.observe import counters as metrics
@@ -307,8 +307,14 @@ def confidence(score: float | None, *, anomalous: bool) -> float:
 
 
 def _answered(frame: pl.DataFrame) -> pl.DataFrame:
-    """The records that came over NATS and have a verdict."""
-    return frame.filter(pl.col("source").str.starts_with(SOURCE) & pl.col("anomalous").is_not_null())
+    """The records that came over NATS as payloads and have a verdict.
+
+    A dead letter that was retried is none: its text is a message that could not be read."""
+    return frame.filter(
+        pl.col("source").str.starts_with(SOURCE)
+        & pl.col("raw").str.starts_with(WRAPPED)
+        & pl.col("anomalous").is_not_null()
+    )
 
 
 def _read(raw: str | None) -> Payload | None:

@@ -4,7 +4,6 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import polars as pl
 import pytest
 from hypothesis import given
@@ -16,7 +15,7 @@ from sink_contract import rows
 
 from pipeline.drain.templates import Template, pack_template
 from pipeline.errors import ClaimLost, SinkUnavailable
-from pipeline.nats.payloads import Payload
+from pipeline.nats.payloads import Payload, wrapped_json
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
@@ -52,7 +51,7 @@ def results(
     frame = rows(len(documents), key=f"k{first}", **given)
     return frame.with_columns(
         line=pl.Series(range(first, first + len(documents)), dtype=pl.UInt64),
-        raw=pl.Series(['{"stream":"stdout",' + msgspec.json.encode(d).decode()[1:] for d in documents]),
+        raw=pl.Series([wrapped_json(d) for d in documents]),
         message=pl.Series([d.log for d in documents]),
     )
 
@@ -115,6 +114,12 @@ def test_records_of_other_sources_need_no_server(settings: Settings) -> None:
     sink = NatsSink(settings.replace(nats_source="nats://127.0.0.1:9/raw_logs"))
     sink.write("b1", results([payload(1)], first=1, source="kafka:app/0"))
     assert sink.read("b1", "c1/shop/web") is None
+
+
+def test_a_dead_letter_that_is_retried_is_not_published(settings: Settings) -> None:
+    sink = NatsSink(settings.replace(nats_source="nats://127.0.0.1:9/raw_logs"))
+    unreadable = results([payload(1)], first=1).with_columns(raw=pl.lit("Cv8="), message=pl.lit("Cv8="))
+    sink.write("b1", unreadable)  # no server is asked
 
 
 def test_a_server_that_is_away_is_tried_again(settings: Settings) -> None:

@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-import msgspec
-
 from pipeline.errors import BadInput
-from pipeline.nats.payloads import Payload, read_payload, read_payloads
+from pipeline.nats.payloads import Payload, read_payload, read_payloads, wrapped_json
 from pipeline.nats.subjects import FLOWS
 from pipeline.records.pushed import LATEST, PushedRecords, column_of
 from pipeline.sources.protocols import workloads
@@ -20,9 +18,6 @@ from pipeline.sources.protocols.binary import shown_bytes
 
 MANY: Final = 100_000  # items of a message
 NOWHERE: Final = "opni"  # the workload of a payload that names none
-# The member by which stage ingest knows a line in a wrapper.
-_WRAPPED: Final = '{"stream":"stdout",'
-_ENCODER: Final = msgspec.json.Encoder()
 
 
 class NatsMessage(NamedTuple):
@@ -100,7 +95,7 @@ def _add(columns: _Columns, document: Payload, place: int, micros: int) -> None:
     name = columns.names.get(where)
     if name is None:
         name = columns.names[where] = workloads.joined_name(*where) if where else NOWHERE
-    columns.raws.append(_WRAPPED + _ENCODER.encode(document).decode()[1:])
+    columns.raws.append(wrapped_json(document))
     columns.hosts.append(document.pod_name or None)
     columns.workloads.append(name)
     columns.places.append(place)
