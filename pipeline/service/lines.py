@@ -27,6 +27,7 @@ from pipeline.units import epoch_us
 
 MAX_PATTERNS: Final = 10_000  # behind which no page of patterns goes
 MAX_RATED: Final = 100_000  # patterns whose counts are summed
+EXACT: Final = timedelta(seconds=1)  # of a time that a link of ours names
 NEAR: Final = timedelta(days=1)
 _COLUMNS: Final = [field.name for field in fields(Line) if field.name in RESULT_SCHEMA]
 
@@ -80,18 +81,19 @@ def around_line(
     """A line and so many records before and after it in its source. `at`: its time, which spares a search.
 
     Raises BadInput, and as `Answers` does."""
-    query = ResultQuery(
-        limit=1,
-        record_id=record_id,
-        since=None if at is None else at - NEAR,
-        until=None if at is None else at + NEAR,
-    )
-    hit = answers.lines(query)
+    hit = answers.lines(_one_record(record_id, at, EXACT))
+    if hit.is_empty() and at is not None:
+        hit = answers.lines(_one_record(record_id, at, NEAR))
     if hit.is_empty() or (only and not covers(only, hit["workload"][0])):
         raise NotFound(
             f"no stored line has the id {record_id[:80]!r}; `logweir results --json` shows the ids"
         )
     return LinePage(lines=lines_of_rows(answers.context(hit, records)), stored_in=place_of(settings))
+
+
+def _one_record(record_id: str, at: datetime | None, near: timedelta) -> ResultQuery:
+    since, until = (None, None) if at is None else (at - near, at + near)
+    return ResultQuery(limit=1, record_id=record_id, since=since, until=until)
 
 
 def stored_patterns(
