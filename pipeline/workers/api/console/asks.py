@@ -104,7 +104,13 @@ async def the_marks(request: Request) -> dict[tuple[int, str], MarkView]:
 
 
 async def some_rates(
-    request: Request, visitor: Visitor, span: Span, *, buckets: int, workload: str | None = None
+    request: Request,
+    visitor: Visitor,
+    span: Span,
+    *,
+    buckets: int,
+    workload: str | None = None,
+    fresh_s: float = STORED_FRESH_S,
 ) -> RateTable:
     """Lines by workload and time."""
     api, only = api_of(request), visitor.asker.only
@@ -112,20 +118,22 @@ async def some_rates(
         stored_rates, since=span.since, until=span.until, workload=workload, buckets=buckets, only=only
     )
     question = ("rates", only, span.text, workload, buckets)
-    return await api.shared.ask(question, partial(api.stored, None, ask), fresh_s=STORED_FRESH_S)
+    return await api.shared.ask(question, partial(api.stored, None, ask), fresh_s=fresh_s)
 
 
 async def some_patterns(
-    request: Request, asked: PatternsAsked, *, question: Sequence[object] = ()
+    request: Request,
+    asked: PatternsAsked,
+    *,
+    question: Sequence[object] = (),
+    fresh_s: float = STORED_FRESH_S,
 ) -> PatternPage:
     """A page of patterns. `question`: shares the answer with pages that ask the same; none without."""
     api = api_of(request)
     ask = partial(stored_patterns, client=api.client, settings=api.settings, asked=asked)
     if not question:
         return await api.stored(request, ask)
-    return await api.shared.ask(
-        ("patterns", *question), partial(api.stored, None, ask), fresh_s=STORED_FRESH_S
-    )
+    return await api.shared.ask(("patterns", *question), partial(api.stored, None, ask), fresh_s=fresh_s)
 
 
 async def newest_span(request: Request, visitor: Visitor) -> Span | None:

@@ -1,5 +1,6 @@
 """The first page: is something wrong, since when, and can the answer be trusted?"""
 
+import asyncio
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -34,6 +35,9 @@ See = Annotated[Visitor, Depends(sees())]
 HOUR: Final = timedelta(hours=1)
 SHOWN: Final = 8
 ENDED: Final = 5
+# Pages that stay open ask again with each change of an incident; what the store answers may be older.
+RATES_FRESH_S: Final = 10.0
+NEW_FRESH_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +52,12 @@ class Mood:
 @router.get("/")
 async def now_page(request: Request, visitor: See) -> Response:
     """What is open, what is new, and how the pipeline does."""
-    rows = await the_incidents(request, visitor)
-    status = await the_status(request)
-    rates = await some_rates(request, visitor, span_of("1h", None), buckets=60)
-    fresh = await _new_patterns(request, visitor)
+    rows, status, rates, fresh = await asyncio.gather(
+        the_incidents(request, visitor),
+        the_status(request),
+        _last_hour(request, visitor),
+        _new_patterns(request, visitor),
+    )
     urgent = [row for row in rows if row.state in ATTENTION]
     return render(
         request,
@@ -76,7 +82,7 @@ async def now_page(request: Request, visitor: See) -> Response:
 async def strip_piece(request: Request, visitor: See) -> Response:
     """The line of figures at the top, for pages that stay open."""
     status = await the_status(request)
-    rates = await some_rates(request, visitor, span_of("1h", None), buckets=60)
+    rates = await _last_hour(request, visitor)
     return render(request, visitor, "strip.html", facts=strip_facts(status, rates), status=status)
 
 
@@ -135,13 +141,17 @@ def mood_of(urgent: list[IncidentRow], rows: list[IncidentRow], lines: int, stat
     return Mood(kind="calm", title="Calm", text=text)
 
 
+async def _last_hour(request: Request, visitor: Visitor) -> RateTable:
+    return await some_rates(request, visitor, span_of("1h", None), buckets=60, fresh_s=RATES_FRESH_S)
+
+
 async def _new_patterns(request: Request, visitor: Visitor) -> list[PatternCount]:
     """Patterns that came in the last hour for the first time in a day."""
     span = span_of("24h", None)
     asked = PatternsAsked(
         since=span.since, until=span.until, order="new", limit=SHOWN, buckets=24, only=visitor.asker.only
     )
-    page = await some_patterns(request, asked, question=("new", visitor.asker.only))
+    page = await some_patterns(request, asked, question=("new", visitor.asker.only), fresh_s=NEW_FRESH_S)
     return [one for one in page.patterns if one.first >= span.until - HOUR and one.before == 0]
 
 
