@@ -70,6 +70,7 @@ class AnswersContract:
             ({"level": "fatal"}, [4]),
             ({"text": "disk full"}, [2]),
             ({"text": "full disk"}, []),
+            ({"key": "FULL"}, [2]),
             ({"template_id": 7}, [2]),
             ({"template_id": -3}, [4]),
             ({"template_id": 0}, [5]),

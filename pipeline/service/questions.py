@@ -121,7 +121,8 @@ def template_number(text: str, *, flag: str = "--template") -> int:
     """The template that `T17` or `17` names. Raises BadInput."""
     number = text.removeprefix("T").removeprefix("t")
     digits = number.removeprefix("-")
-    if not (digits.isascii() and digits.isdecimal()) or len(number) > 18:
+    # Findings in sessions and rates have templates of 62 bits, below zero.
+    if not (digits.isascii() and digits.isdecimal()) or len(digits) > 19 or int(digits) >= 1 << 63:
         raise BadInput(f"{flag} {text[:40]!r} is no template; give its number, such as T17")
     return int(number)
 

@@ -8,18 +8,12 @@ import redis
 
 from pipeline.errors import BadInput, NotFound
 from pipeline.redis.keys import Keys
-from pipeline.service import incident_states
+from pipeline.service import incident_decisions
 from pipeline.service.access.audit import read_audit
-from pipeline.service.incident_states import (
-    Action,
-    Decision,
-    IncidentState,
-    decide_incident,
-    incident_state,
-    read_decisions,
-)
+from pipeline.service.incident_decisions import Action, decide_incident
+from pipeline.service.incident_states import incident_state, read_decisions
 from pipeline.service.incidents import read_incidents
-from pipeline.service.values import IncidentView
+from pipeline.service.values import Decision, IncidentState, IncidentView
 from pipeline.settings import Settings
 from pipeline.watching.incidents.live import IncidentEvent, Incidents
 
@@ -48,11 +42,15 @@ class Kept:
 
     def decide(self, action: Action, **how: object) -> Decision | None:
         how = {"by": "ada"} | how
-        return decide_incident(self.client, self.settings, self.one.id, action, **how)[1]  # type: ignore[arg-type]
+        return decide_incident(self.client, self.settings, self.one.id, action, **how).decision  # type: ignore[arg-type]
 
     def state_at(self, now: datetime = NOW) -> IncidentState:
         decided = read_decisions(self.client, self.settings)
-        return incident_state(self.one, decided.get(self.one.id), now)
+        return state_of_view(self.one, decided.get(self.one.id), now)
+
+
+def state_of_view(view: IncidentView, decision: Decision | None, now: datetime) -> IncidentState:
+    return incident_state(decision, now, goes_on=view.open, last=view.last, workloads=view.workloads)
 
 
 @pytest.fixture
@@ -125,13 +123,13 @@ def test_a_snooze_ends_when_the_incident_reaches_another_workload(kept: Kept) ->
 def test_an_incident_ends_unless_somebody_resolved_it(kept: Kept) -> None:
     view = kept.one
     ended = IncidentView(**{name: getattr(view, name) for name in view.__slots__} | {"open": False})
-    assert incident_state(ended, None, NOW) == "ended"
+    assert state_of_view(ended, None, NOW) == "ended"
     for action, state in (
         (Action.ACKNOWLEDGE, "ended"),
         (Action.RESOLVE, "resolved"),
         (Action.SNOOZE, "snoozed"),
     ):
-        assert incident_state(ended, kept.decide(action), NOW) == state
+        assert state_of_view(ended, kept.decide(action), NOW) == state
 
 
 def test_a_step_that_cannot_be_taken_says_why(kept: Kept) -> None:
@@ -146,12 +144,12 @@ def test_a_step_that_cannot_be_taken_says_why(kept: Kept) -> None:
 
 
 def test_the_oldest_decisions_go_first(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incident_states, "MOST_DECISIONS", 2)
+    monkeypatch.setattr(incident_decisions, "MOST_DECISIONS", 2)
     decided = kept.decide(Action.ACKNOWLEDGE)
     assert decided
-    key, entry = Keys(kept.settings.redis.key_prefix).incident_states, incident_states._entry(decided)
+    key, entry = Keys(kept.settings.redis.key_prefix).incident_states, incident_decisions._entry(decided)
     for age in (1, 2):
         at = (decided.at - timedelta(days=age)).isoformat()
-        kept.client.hset(key, f"old{age}", incident_states.json.dumps(entry | {"at": at}))
+        kept.client.hset(key, f"old{age}", incident_decisions.json.dumps(entry | {"at": at}))
     kept.decide(Action.RESOLVE)
     assert set(read_decisions(kept.client, kept.settings)) == {kept.one.id, "old1"}

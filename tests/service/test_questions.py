@@ -2,7 +2,11 @@
 
 from datetime import UTC, datetime, timedelta
 
-from pipeline.service.questions import PatternsAsked, pattern_span
+import pytest
+
+from pipeline.errors import BadInput
+from pipeline.service.questions import PatternsAsked, pattern_span, template_number
+from pipeline.watching.rows import RATES, template_of
 
 NOW = datetime(2026, 11, 25, 12, 3, 7, 250, tzinfo=UTC)
 FIVE = timedelta(minutes=5)
@@ -28,3 +32,12 @@ def test_other_spans_are_as_they_are_written() -> None:
     )
     even = datetime(2026, 11, 25, 12, 5, tzinfo=UTC)
     assert pattern_span("24h", None, even) == (even - timedelta(hours=24), even)
+
+
+def test_templates_of_findings_are_numbers_too() -> None:
+    found = template_of("shop/web", RATES, "rate-silence:1")
+    assert template_number(f"T{found}") == found < -(1 << 50)
+    assert template_number("T17") == template_number("17") == 17
+    for text in ("", "T", "T-", "T1x", "T9223372036854775808", "T" + "1" * 30):
+        with pytest.raises(BadInput):
+            template_number(text)

@@ -1,0 +1,385 @@
+"""Pages of the console beyond the first: what they show, to whom, and what their forms change."""
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import quote
+
+import polars as pl
+import pytest
+import redis
+from answers_contract import row
+from api_process import Console, Form, console
+from pool_devices import put_devices
+from small_bundles import ONE, TWO, put
+
+from pipeline.gpu.pool import Pool
+from pipeline.ledger.ledger import Ledger
+from pipeline.marks.marks import State, Target
+from pipeline.marks.store import Marks
+from pipeline.models.registry import Registry
+from pipeline.records.delivery import Meta
+from pipeline.records.schema import RESULT_SCHEMA
+from pipeline.redis.connection import connect
+from pipeline.redis.keys import Keys
+from pipeline.service.access.audit import read_audit
+from pipeline.service.access.console_sessions import ConsoleSessions
+from pipeline.service.access.keys import SenderKeys
+from pipeline.service.access.own_key import make_own_key
+from pipeline.service.access.snippets import SNIPPETS
+from pipeline.service.senders import SenderCounts, SentBy
+from pipeline.service.values import WorkloadRate
+from pipeline.settings import Settings
+from pipeline.sinks.choose import parquet_of
+from pipeline.watching.incidents.live import IncidentEvent, Incidents
+from pipeline.workers.api.console.rates import PARTS, HeatPart, heat_row
+from pipeline.workers.api.console.sending import ORDER
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
+MARKUP = "<script>alert(1)</script> \x1b[31mred \u202e"
+SHOWN = "&lt;script&gt;alert(1)&lt;/script&gt;"
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+TOKEN = re.compile(r'name="token" value="([0-9a-f]{32})"')
+NOW = datetime.now(UTC).replace(microsecond=0)
+
+
+@dataclass(slots=True)
+class Person:
+    """Somebody who has signed in."""
+
+    console: Console
+    cookie: str
+
+    def see(self, path: str) -> tuple[int, str]:
+        status, headers, body = self.console.ask(path, Cookie=self.cookie)
+        assert "unsafe" not in headers["content-security-policy"], path
+        return status, body.decode()
+
+    def page(self, path: str) -> str:
+        status, body = self.see(path)
+        assert status == 200, (path, status, body[-2_000:])
+        return body
+
+    def status_of(self, path: str) -> int:
+        return self.console.ask(path, Cookie=self.cookie)[0]
+
+    def token(self) -> str:
+        found = TOKEN.search(self.page("/"))
+        assert found is not None
+        return found[1]
+
+    def do(
+        self, path: str, *fields: tuple[str, str], token: str | None = None, **headers: str
+    ) -> tuple[int, str, str]:
+        """The status, where it leads, and the page."""
+        form: Form = [("token", self.token() if token is None else token), *fields]
+        origin = {"Origin": f"http://127.0.0.1:{self.console.port}", "Cookie": self.cookie} | headers
+        status, answered, body = self.console.ask(path, "POST", form, **origin)
+        return status, answered.get("location", ""), body.decode()
+
+
+@dataclass(slots=True)
+class Place:
+    """A console over a pipeline that has some of everything."""
+
+    console: Console
+    settings: Settings
+    client: "redis.Redis"
+
+    def person(self, name: str, *scopes: str, only: tuple[str, ...] = ()) -> Person:
+        """Signs in with a new key; without scopes as the machine's own user."""
+        if not scopes:
+            link = ConsoleSessions(self.client, self.settings).link("")
+            _, headers, _ = self.console.ask(link)
+        else:
+            key = SenderKeys(self.client, self.settings).add(name, scopes=scopes, patterns=only)
+            wait_for_ring()
+            _, headers, _ = self.console.ask("/in", "POST", {"key": key})
+        return Person(self.console, headers["set-cookie"].partition(";")[0])
+
+    def actions(self) -> list[tuple[str, str, str]]:
+        """(who, what, of which) of the audit log, the newest first."""
+        log = read_audit(self.client, self.settings, limit=100, cursor=None)
+        return [(one.by, one.action, one.target) for one in log.entries]
+
+
+def wait_for_ring() -> None:
+    time.sleep(1.1)  # as long as an older ring of keys is taken
+
+
+@pytest.fixture(scope="module")
+def place(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("pages")
+    settings = Settings(redis_url=redis_url, key_prefix="tpages", data_dir=folder / "data")
+    settings.data.dir.mkdir(parents=True)
+    make_own_key(settings.data.dir)
+    client = connect(settings)
+    _fill(settings, client)
+    with console(settings) as found:
+        yield Place(found, settings, client)
+
+
+@pytest.fixture(scope="module")
+def local(place: Place) -> Person:
+    return place.person("local")
+
+
+def _fill(settings: Settings, client: "redis.Redis") -> None:
+    rows = [
+        row(
+            n, f"k{n % 3}", timestamp=NOW - timedelta(seconds=2 * n), workload=f"shop/{'web' if n % 2 else 'db'}",
+            template_id=1 if n < 900 else 2, message=f"line {n} {MARKUP} trace_id={TRACE if n % 700 == 0 else n}",
+        )
+        for n in range(2_500)
+    ]  # fmt: skip
+    parquet_of(settings).write("older", pl.DataFrame(rows, schema=RESULT_SCHEMA))
+    state = Incidents()
+    at = NOW - timedelta(minutes=5)
+    state.add(
+        [
+            IncidentEvent(
+                event_id="1", workload="shop/web", cause="rate-silence:1", kind="rate-silence", first=at, last=at,
+                count=5, score=0.9, severity=2, text=f"T1 has stopped {MARKUP}", source="", line=0,
+            )
+        ]
+    )  # fmt: skip
+    client.set(Keys(settings.redis.key_prefix).watching("incidents"), state.pack())
+    put_devices(Pool(client, settings))
+    registry = Registry(client, settings)
+    put(registry, ONE, TWO)
+    for version in (ONE, TWO):
+        registry.promote(version, at=NOW)
+    counts = SenderCounts()
+    counts.heard(SentBy(protocol="bulk", key="", peer="10.0.0.7"), lines=5)
+    counts.push(client, settings)
+
+
+def put_dead_batches(place: Place, *ids: str) -> None:
+    ledger = Ledger(place.client, place.settings)
+    for n, batch_id in enumerate(ids):
+        meta = Meta(
+            source="a.log", source_key="a", purpose="score", arrived=NOW, formats=(), zone="UTC",  # type: ignore[arg-type]
+        )  # fmt: skip
+        entry: dict[Any, Any] = {
+            "state": "dead", "workload": "shop/web", "lines": 3, "records": 3, "bytes": 0, "kind": "",
+            "meta": meta.dump(), "dead_ms": n, "error": MARKUP,
+        }  # fmt: skip
+        place.client.hset(ledger.keys.batch(batch_id), mapping=entry)
+        place.client.zadd(ledger.keys.dead, {batch_id: n})
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/compare", ("4 patterns compared", "shop/web", "New", "Gone")),
+        ("/compare?a=30m&b=1h..30m&workload=shop/web&other=shop/db", ("shop/web", "2 patterns compared")),
+        ("/compare?a=2025-01-01..2025-01-02", ("No line lies in A or in B",)),
+        ("/rates", ("shop/web", "1,250", "cell", "has stopped")),
+        ("/rates?since=2025-01-01&until=2025-01-02", ("No line of the last", "show that day")),
+        ("/sessions", ("No odd session", "block ids of HDFS")),
+        (f"/sessions?key={TRACE}", ("4 records in 1 workload", "No verdict is stored", TRACE)),
+        ("/sessions?key=nothing-has-it", ("No stored record of the last 7d holds",)),
+        ("/learning", (TWO, ONE, "Roll back …", "Promote …", "Nothing is watched", "Nothing is marked")),
+        (f"/learning/promote?version={ONE}", (f"Make {ONE} live?", "Verdicts that are stored stay", "Why")),
+        ("/learning/rollback", (f"Go back to {ONE}?", f"<b>{TWO}</b> answers now")),
+        ("/learning/trainings", ('id="trainings"',)),
+        ("/pipeline", ('id="senders"', "10.0.0.7", "Heartbeat", "every batch could be processed")),
+        ("/pipeline/moving", ("On their way", "10.0.0.7")),
+        ("/pipeline/discard", ("There are no dead letters",)),
+        ("/gpu", ("Made-up 16", "No lease lives", "Nobody waits", "logweir", "No lease has ended")),
+        ("/gpu/now", ("Made-up 16",)),
+        ("/send", ("curl --fail", "There is no key", "Audit log", "nothing by its protocol (lines) yet")),
+        ("/send?how=vector", ("/es]", "heard: 5 lines by the protocol bulk from 10.0.0.7")),
+    ],
+)  # fmt: skip
+def test_a_page_shows_what_is_known(local: Person, path: str, words: tuple[str, ...]) -> None:
+    body = local.page(path)
+    assert [word for word in words if word not in body] == [], body
+    assert "<script>alert" not in body and "\x1b" not in body and "\u202e" not in body
+    assert " style=" not in body and not re.search(r"\son[a-z]+=", body)
+    for head in re.findall(r"<table.*?</thead>", body, re.DOTALL):
+        assert "<caption" in head and "<th>" not in head and 'scope="col"' in head, path
+
+
+def test_log_text_is_shown_as_text(local: Person) -> None:
+    for path in ("/compare?a=30m&b=1h..30m", "/rates", f"/sessions?key={TRACE}"):
+        body = local.page(path)
+        assert SHOWN in body and "&lt;U+202E&gt;" in body, path
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/compare?a=yesterday", 400, "neither a span nor a time"),
+        ("/sessions?key=ab", 400, "characters"),
+        ("/rates?since=1h&until=2h", 400, "not after"),
+        ("/learning/promote?version=nothing", 404, "there is no model"),
+        (f"/learning/promote?version={TWO}", 400, "is the live version already"),
+        ("/learning/rollback?model=nothing", 404, "there is no live model"),
+        ("/pipeline/dead/nothing", 404, "there is no dead batch"),
+        ("/send?how=telex", 404, "there is no snippet"),
+        ("/send/revoke?name=nothing", 404, "there is no key"),
+    ],
+)
+def test_a_wrong_question_is_answered_in_a_sentence(
+    local: Person, path: str, status: int, words: str
+) -> None:
+    code, body = local.see(path)
+    assert (code, words in body) == (status, True), body
+
+
+def test_scopes_decide_what_is_seen_and_done(place: Place) -> None:
+    reads = place.person("reads", "read")
+    assert "Roll back" not in reads.page("/learning") and "Ask for a training" not in reads.page("/learning")
+    send = reads.page("/send")
+    assert "need the scope <code>admin</code>" in send and "Audit log" not in send
+    assert reads.see("/learning/rollback")[0] == reads.see("/send/revoke?name=reads")[0] == 403
+    forms = (
+        ("/do/training", ()), ("/do/model/rollback", ()), ("/do/model/promote", (("version", ONE),)),
+        ("/do/watch", (("action", "add"), ("pattern", "a"))), ("/do/unmark", (("target", "T1"),)),
+        ("/do/dead/retry", (("batch", "all"),)), ("/do/key", (("name", "x"), ("scope", "admin"))),
+        ("/do/key/revoke", (("name", "reads"),)),
+    )  # fmt: skip
+    before = place.actions()
+    for path, fields in forms:
+        assert reads.do(path, *fields)[0] == 403, path
+    operates = place.person("operates", "operate")
+    for path, fields in forms[-2:]:
+        assert operates.do(path, *fields)[0] == 403, path
+    assert place.actions() == before
+    for name in ("reads", "operates"):
+        SenderKeys(place.client, place.settings).revoke(name)
+
+
+def test_a_key_of_some_workloads_sees_these_alone(place: Place) -> None:
+    narrow = place.person("narrow", "read", only=("shop/web",))
+    for path in ("/learning", "/pipeline", "/pipeline/moving", "/gpu", "/gpu/now"):
+        assert narrow.see(path)[0] == 403, path
+    for path in ("/compare", "/rates", f"/sessions?key={TRACE}", "/sessions"):
+        assert "shop/db" not in narrow.page(path), path
+    assert "1,250" in narrow.page("/rates") and "10.0.0.7" not in narrow.page("/send?how=vector")
+    SenderKeys(place.client, place.settings).revoke("narrow")
+
+
+def test_a_form_needs_the_token_of_its_session_and_its_own_origin(place: Place, local: Person) -> None:
+    before = place.actions()
+    fields = (("action", "add"), ("pattern", "prod/*"))
+    assert local.do("/do/watch", *fields, token="0" * 32)[0] == 403
+    assert local.do("/do/watch", *fields, Origin="http://evil.example")[0] == 403
+    assert local.do("/do/key", ("name", "x"), ("scope", "admin"), token="")[0] == 403
+    assert place.actions() == before
+
+
+def test_the_watchlist_and_trainings_change_by_forms(place: Place, local: Person) -> None:
+    status, _, toast = local.do(
+        "/do/watch", ("action", "add"), ("pattern", "prod/* shop/web"), Hx_Request="true"
+    )
+    assert status == 200 and "prod/*, shop/web is watched" in toast and 'value="remove"' in toast
+    body = local.page("/learning")
+    assert "nothing that has come yet" in body and "No longer watch prod/*" in body
+    status, to, _ = local.do("/do/watch", ("action", "remove"), ("pattern", "prod/* shop/web"))
+    assert (status, to) == (303, "/")
+    status, to, _ = local.do("/do/training", ("since", "7d"), ("exclude", "disk full"))
+    assert (status, to) == (303, "/learning?done=asked#trainings")
+    body = local.page("/learning?done=asked")
+    assert "The training waits" in body and "queued" in body and "asked by local" in body
+    (training,) = set(re.findall(r"/do/training/([0-9a-f]+)/cancel", body))
+    assert local.do(f"/do/training/{training}/cancel", Hx_Request="true")[0] == 200
+    assert "cancelled" in local.page("/learning/trainings")
+    assert [action for _, action, _ in place.actions()[:6]] == [
+        "training.cancel", "training.request", "watchlist.remove", "watchlist.remove", "watchlist.add",
+        "watchlist.add",
+    ]  # fmt: skip
+
+
+def test_models_change_after_a_question(place: Place, local: Person) -> None:
+    status, to, _ = local.do("/do/model/rollback", ("model", "shared"), ("reason", "it alerts on everything"))
+    assert (status, to) == (303, "/learning?done=rolled-back")
+    assert f"<b>{ONE}</b>" in local.page("/learning?done=rolled-back").partition("is-good")[0]
+    status, to, _ = local.do("/do/model/promote", ("version", TWO), ("reason", "better"))
+    assert (status, to) == (303, "/learning?done=promoted")
+    registry = Registry(place.client, place.settings)
+    live = registry.current()
+    assert live is not None and live.version == TWO
+    assert [one[1] for one in place.actions()[:2]] == ["model.promoted", "model.rolled-back"]
+
+
+def test_a_mark_is_listed_with_its_person_and_taken_back(place: Place, local: Person) -> None:
+    Marks(place.client, place.settings).put(
+        Target.pattern(99), State.NORMAL, text=MARKUP, workload="shop/web", lasts=timedelta(days=1), by="ann", why="known"
+    )  # fmt: skip
+    body = local.page("/learning")
+    assert "ann, " in body and "known" in body and SHOWN in body
+    status, _, toast = local.do("/do/unmark", ("target", "99"), ("workload", "shop/web"), Hx_Request="true")
+    assert status == 200 and "The mark of 99 is taken back" in toast
+    assert place.actions()[0] == ("local", "mark.revoke", "99")
+    assert "ann, " not in local.page("/learning")
+
+
+def test_dead_letters_are_read_retried_and_discarded(place: Place, local: Person) -> None:
+    put_dead_batches(place, "d/1", "d2", "d3")
+    body = local.page("/pipeline")
+    assert SHOWN in body and "/pipeline/dead/d/1" in body and "Discard all …" in body
+    assert "Its records" in local.page(f"/pipeline/dead/{quote('d/1', safe='')}")
+    assert "Discard all 3 dead letters?" in local.page("/pipeline/discard")
+    assert local.do("/do/dead/discard", ("batch", "d/1"))[1] == "/pipeline?done=discard#dead"
+    assert local.see("/pipeline/dead/d/1")[0] == 404
+    assert local.do("/do/dead/discard", ("batch", "all"))[1] == "/pipeline?done=discard#dead"
+    assert "every batch could be processed" in local.page("/pipeline?done=discard")
+    assert {one[2] for one in place.actions()[:3]} == {"d/1", "d2", "d3"}
+
+
+def test_a_key_is_shown_once_and_revoked_after_a_question(place: Place, local: Person) -> None:
+    fields = (("name", "till"), ("scope", "send"), ("only", "shop/*, prod/*"), ("lasts", "90d"))
+    status, _, body = local.do("/do/key", *fields)
+    secret = re.search(r"lw_[A-Za-z0-9_-]{20,}", body)
+    assert status == 200 and secret is not None and "every request over HTTP" in body
+    wait_for_ring()
+    page = local.page("/send")
+    assert secret[0] not in page and "shop/*, prod/*" in page and "Authorization: Bearer KEY" in page
+    assert local.do("/do/key", *fields)[0] == 400
+    assert local.do("/do/key", ("name", "none"))[0] == 400
+    assert "last one that may send" in local.page("/send/revoke?name=till")
+    assert local.do("/do/key/revoke", ("name", "till"))[1] == "/send?done=revoked#keys"
+    assert place.actions()[:2] == [("local", "key.revoke", "till"), ("local", "key.add", "till")]
+    assert "key.revoke" in local.page("/send?done=revoked") and secret[0] not in str(place.actions())
+
+
+def test_an_incident_of_rates_has_a_page(local: Person) -> None:
+    (link,) = set(re.findall(r"/incidents/[0-9a-f]+", local.page("/rates")))
+    assert "rate silence" in local.page(link) or "has stopped" in local.page(link)
+
+
+def test_every_link_of_a_page_leads_somewhere(local: Person) -> None:
+    paths = ("/compare", "/rates", "/sessions", "/learning", "/pipeline", "/gpu", "/send")
+    found = {link for path in paths for link in re.findall(r'href="(/[^"#]*)', local.page(path))}
+    wanted = {link.replace("&amp;", "&") for link in found if not link.startswith("/static")}
+    one_each = {re.sub(r"=[^&]*", "=", link): link for link in sorted(wanted)}
+    # Pages of a pattern without a template and API answers are others' tests.
+    wrong = [link for link in one_each.values() if local.status_of(link) not in (200, 401)]
+    assert wrong == []
+
+
+def test_a_heat_row_shows_gaps_and_silence() -> None:
+    parts = [
+        HeatPart(since=NOW + timedelta(hours=n), until=NOW + timedelta(hours=n + 1)) for n in range(PARTS)
+    ]
+
+    def shades(trend: dict[int, int]) -> tuple[str, datetime | None]:
+        values = [trend.get(n, 0) for n in range(PARTS)]
+        rate = WorkloadRate(workload="a", records=sum(values), anomalous=0, severe=0, trend=values)
+        found = heat_row(rate, parts)
+        return " ".join(cell.shade for cell in found.cells), found.silent
+
+    shown, silent = shades({2: 1, 3: 100, 5: 25, PARTS - 2: 7})
+    assert shown.startswith("before before h1 h6 gap h3 gap") and shown.endswith("h2 none") and silent is None
+    shown, silent = shades({0: 5, 1: 5})
+    assert shown.split()[2:] == ["gap"] * (PARTS - 2) and silent == parts[1].until
+    assert shades({})[0].split() == ["before"] * PARTS
+
+
+def test_the_page_of_sending_has_each_snippet() -> None:
+    assert set(ORDER) == set(SNIPPETS) and len(ORDER) == len(SNIPPETS)
