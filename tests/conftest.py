@@ -68,6 +68,8 @@ LONGEST = (
     "e2e/test_chaos.py",
     "e2e/test_signals.py",
     "e2e/test_training.py",
+    "redis/test_failover.py",
+    "workers/api/test_console_browser.py",
     "test_readme.py",
     "workers/test_liveness.py",
     "ledger/test_crash_points.py",

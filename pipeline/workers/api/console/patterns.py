@@ -101,20 +101,21 @@ async def template_page(
     )  # fmt: skip
     texts = await api.facts(read_templates, api.client, Keys(api.settings.redis.key_prefix))
     text = next((one.text for one in texts if one.template_id == number), None)
-    if not page.patterns:
-        # It may have lines at other times: the page says so, and offers a longer span.
-        longer = replace(asked, since=time_of("30d", span.until), until=span.until)
-        if text is None and not (await some_patterns(request, longer)).patterns:
-            raise NotFound(f"there is no pattern T{number}, or none whose workload you see")
-    marks = await the_marks(request)
     incidents = [
         row
         for row in await the_incidents(request, visitor)
         if any(cause.mark == f"T{number}" for cause in row.incident.causes)
     ]
+    told = [cause.text for row in incidents for cause in row.incident.causes if cause.mark == f"T{number}"]
+    if not page.patterns and not told:
+        # It may have lines at other times: the page says so, and offers a longer span.
+        longer = replace(asked, since=time_of("30d", span.until), until=span.until)
+        if text is None and not (await some_patterns(request, longer)).patterns:
+            raise NotFound(f"there is no pattern T{number}, or none whose workload you see")
+    marks = await the_marks(request)
     return render(
         request, visitor, "pattern.html",
-        number=number, text=text or (page.patterns[0].sample if page.patterns else "") or "",
+        number=number, text=text or next(filter(None, [*(one.sample for one in page.patterns), *told]), ""),
         rows=[(one, mark_of(one, marks)) for one in page.patterns], page=page, since=since,
         workload=workload, lines=lines.lines[:SAMPLES], counted=len(lines.lines),
         values=values_of(text or "", [one.message or "" for one in lines.lines]),
