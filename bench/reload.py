@@ -59,6 +59,8 @@ def measure(_data: Path, args: argparse.Namespace) -> dict[str, Any]:
     with scratch() as folder, ExitStack() as machines:
         shared = {"LOGWEIR_STORE_URL": (folder / "store").as_uri()} if args.machines > 1 else {}
         settings = machines.enter_context(stack(folder, **shared))
+        if shared:
+            settings = settings.replace(store_url=shared["LOGWEIR_STORE_URL"])
         for number in range(2, args.machines + 1):
             place = folder / f"machine-{number}"
             place.mkdir()
