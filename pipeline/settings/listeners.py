@@ -3,6 +3,7 @@
 The scheme names the protocol. A port that is left out is the usual one of its protocol.
 """
 
+import functools
 import ipaddress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,10 +71,7 @@ class Listener:
     @property
     def loopback(self) -> bool:
         """Whether only this machine reaches it."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return _is_loopback(self.host)
 
     @property
     def needs_key(self) -> bool:
@@ -103,3 +101,11 @@ class Listener:
     def _files(self) -> dict[str, Path]:
         found = {name: getattr(self, name) for name in FILES}
         return {name: path for name, path in found.items() if path is not None}
+
+
+@functools.cache  # every request asks
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

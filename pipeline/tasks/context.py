@@ -28,6 +28,7 @@ from pipeline.gpu.values import scoring_need
 from pipeline.ledger.ledger import Ledger
 from pipeline.logs import logger
 from pipeline.marks.store import Marks
+from pipeline.messages.pace import PassPace
 from pipeline.messages.submit import Submit
 from pipeline.models.registry import Registry
 from pipeline.models.single_flight import SingleFlight
@@ -80,6 +81,7 @@ class Context:
         self.solo: OrderedDict[str, None] = (
             OrderedDict()
         )  # batches to score alone (tasks/grouping/merging.py)
+        self.pace = PassPace()  # of stage ingest
         self.usage_maintained_s = float("-inf")  # monotonic: the last time (tasks/usage.py)
         self.compaction_yields = 0  # rounds that waiting batches have postponed (tasks/compact.py)
 

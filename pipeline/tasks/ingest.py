@@ -27,6 +27,8 @@ NAME: Final = TASK_INGEST
 
 
 def run(context: Context, batch_id: str, *_: str) -> str | None:
+    if context.app is not None:  # in one process, nothing comes meanwhile
+        context.pace.wait()
     joint = partial(commit_together, begin=_begin, stage=Stage.INGEST, queue=QUEUE_INGEST)
     return perform_joint(context, Stage.INGEST, batch_id, joint)
 
@@ -41,6 +43,7 @@ def _begin(context: Context, claims: Sequence[Claim]) -> Iterator[Found]:
     """The next stage of each batch with unknown lines, then the results of the others.
 
     Of a batch of several workloads, those with unknown lines become batches of their own."""
+    context.pace.began(sum(claim.records for claim in claims))
     batches = frontend.prepared_batches(context, claims, [None] * len(claims))
     versions = versions_for(context, [batch.claim for batch in batches])
     works = detect.distinct_all([batch.records for batch in batches], versions)

@@ -4,7 +4,7 @@ Every request goes the same way (exchange.py).
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 import redis
@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pipeline.errors import RedisUnavailable
 from pipeline.settings.listeners import Listener
@@ -47,7 +48,25 @@ _JOURNAL: Final = ("/upload",)
 POSTED: Final = frozenset((*_OTLP, *_BULK, *_LOKI, *_HEC, *_LINES, *_JOURNAL))
 
 
-def intake_app(service: Service, listener: Listener) -> Starlette:
+class IntakeApp:
+    """Hands a post to its exchange by its path. The routes of Starlette, which know every other request, take
+    a fifth of the processor time of a small one."""
+
+    def __init__(self, posts: Mapping[str, Exchange], others: ASGIApp) -> None:
+        self._posts, self._others = posts, others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, as ASGI gives it."""
+        posted = scope["type"] == "http" and scope["method"] in ("POST", "PUT")
+        exchange = self._posts.get(scope["path"]) if posted else None
+        if exchange is None:
+            await self._others(scope, receive, send)
+            return
+        response = await exchange(Request(scope, receive))
+        await response(scope, receive, send)
+
+
+def intake_app(service: Service, listener: Listener) -> IntakeApp:
     """The application of one listener."""
     hec = Exchange(service, listener, HecDialect())
     posts: dict[str, Exchange] = dict.fromkeys(_HEC, hec)
@@ -91,7 +110,7 @@ def intake_app(service: Service, listener: Listener) -> Starlette:
         "/ready": readyz,
         **dict.fromkeys((f"{HEC}/health", f"{HEC}/health/1.0"), healthy),
     }
-    return Starlette(
+    others = Starlette(
         routes=[
             *(Route(path, _endpoint(exchange), methods=["POST", "PUT"]) for path, exchange in posts.items()),
             *(Route(path, ask, methods=["GET", "HEAD"]) for path, ask in gets.items()),
@@ -100,6 +119,7 @@ def intake_app(service: Service, listener: Listener) -> Starlette:
             Route("/{path:path}", _elsewhere, methods=["GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS"]),
         ]
     )
+    return IntakeApp(posts, others)
 
 
 def _endpoint(exchange: Exchange) -> Callable[[Request], Awaitable[Response]]:

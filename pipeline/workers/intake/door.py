@@ -121,8 +121,13 @@ class Door:
         if self.held and self.held + size > HELD_BYTES:
             return Full(pending_bytes=self.held, pending_batches=0, reason="process", retry_after_s=RETRY_S)
         backfill = self.producer.is_past(records.latest)
+        cells = self._by_cell(records)
         self.held += size
         try:
+            if len(cells) == 1:
+                ((producer, _, _),) = cells
+                window = self._window(producer)
+                return await window.take(records, identities=identities, size=size, backfill=backfill)
             answers = await asyncio.gather(
                 *(
                     self._window(producer).take(
@@ -133,7 +138,7 @@ class Door:
                         size=size,
                         backfill=backfill,
                     )
-                    for producer, part, rows in self._by_cell(records)
+                    for producer, part, rows in cells
                 ),
                 return_exceptions=True,
             )

@@ -99,12 +99,14 @@ class Exchange:
         return decoded
 
     def _hints(self, request: Request) -> Hints:
-        query = dict(request.query_params)
+        scope = request.scope
+        query = dict(request.query_params) if scope["query_string"] else {}
+        headers = dict(request.headers)
         return Hints(
-            path=request.url.path,
-            content_type=request.headers.get("content-type", "").lower(),
+            path=scope["path"],
+            content_type=headers.get("content-type", "").lower(),
             query=query,
-            headers=dict(request.headers),
+            headers=headers,
             workload=query.get("workload", ""),
             peer=request.client.host if request.client else "",
             protocol=self.dialect.protocol,
