@@ -11,6 +11,7 @@ from typing import Any
 import cramjam
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
+from bench import _fuzz_streams as streams
 from pipeline.records.batch import Batch, Purpose
 from pipeline.records.payload import pack, unpack
 from pipeline.sources.protocols import bulk, hec, journal, lines, loki, otlp
@@ -157,4 +158,8 @@ REQUESTS = {
     "hec": Requests(decode=hec.decode_events, seeds=(_dumped(*_EVENTS, between=""),)),
     "hec raw": Requests(decode=hec.decode_raw, seeds=(b"a line\nanother\n",)),
     "journal": Requests(decode=journal.decode_journal, seeds=(_JOURNAL,)),
+    "syslog": Requests(decode=streams.decode_syslog, seeds=streams.SYSLOG_SEEDS),
+    "datagram": Requests(decode=streams.decode_datagram, seeds=streams.SYSLOG_SEEDS),
+    "relp": Requests(decode=streams.decode_relp, seeds=streams.RELP_SEEDS),
+    "forward": Requests(decode=streams.decode_forward, seeds=streams.FORWARD_SEEDS),
 }  # fmt: skip
