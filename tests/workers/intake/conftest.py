@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from intake_process import Intake, running_intake
+from receiver import Receiver, running_receiver
 
 from pipeline.settings import Settings
 
@@ -14,6 +15,12 @@ from pipeline.settings import Settings
 def intake(redis_url: str, tmp_path_factory: "pytest.TempPathFactory") -> Iterator[Intake]:
     with running_intake(private(redis_url, tmp_path_factory.mktemp("intake"))) as process:
         yield process
+
+
+@pytest.fixture(scope="module")
+def receiver(redis_url: str, tmp_path_factory: "pytest.TempPathFactory") -> Iterator[Receiver]:
+    with running_receiver(redis_url, tmp_path_factory.mktemp("receiver")) as made:
+        yield made
 
 
 def private(redis_url: str, folder: Path) -> Settings:
