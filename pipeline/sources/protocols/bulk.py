@@ -86,6 +86,13 @@ def bulk_full(reason: str) -> bytes:
     return bulk_error(_FULL, reason, status=429)
 
 
+def bulk_items_full(operations: list[str], reason: str) -> bytes:
+    """The body of status 200 that refuses each document for now, as a full queue of Elasticsearch does."""
+    error = json_of({"status": 429, "error": {"type": _FULL, "reason": reason}})
+    items = ",".join(f'{{"{operation}":{error}}}' for operation in operations)
+    return f'{{"took":0,"errors":true,"items":[{items}]}}'.encode()
+
+
 def bulk_error(kind: str, reason: str, *, status: int) -> bytes:
     """The body of every other status: `kind` is the type of the error, in the words of Elasticsearch."""
     cause = {"type": kind, "reason": reason}

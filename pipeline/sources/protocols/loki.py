@@ -170,7 +170,14 @@ def _decoded(found: _Collected, hints: Hints) -> Decoded:
         raws=[_raw(lines[i], found.metadata[i], found.times[i]) for i in rows],
         workloads=[names[streams[i]] for i in rows],
     )
-    return Decoded(records=records, distinct=client_times.are_fine(found.times))
+    distinct = client_times.are_fine(found.times)
+    apart: Sequence[bytes] = ()
+    if hints.one_by_one and distinct:
+        streams_of = [repr(sorted(labels.items())) for labels in found.labels]
+        apart = [
+            f"{streams_of[streams[i]]}\0{found.times[i]}\0{lines[i]}".encode("utf-8", "replace") for i in rows
+        ]
+    return Decoded(records=records, distinct=distinct, apart=apart)
 
 
 def _labels(text: str) -> Mapping[str, str]:

@@ -106,7 +106,7 @@ class BulkDialect(Dialect):
     protocol = "bulk"
 
     def decode(self, body: bytes, hints: Hints) -> Decoded:
-        return bulk.decode_bulk(body, replace(hints, one_by_one=_is_rsyslog(hints)))
+        return bulk.decode_bulk(body, replace(hints, one_by_one=_is_nameless(hints)))
 
     def stored(self, body: bytes, _hints: Hints, _decoded: Decoded, /) -> Response:
         answer = bulk.bulk_success(bulk.bulk_operations(body), took_ms=1)
@@ -114,10 +114,13 @@ class BulkDialect(Dialect):
 
     def refused(self, hints: Hints, refused: RequestRefused, /) -> Response:
         headers = {**_headers(refused), **preamble.ELASTIC_HEADERS}
-        if _is_rsyslog(hints) and refused.kind in (*AGAIN, *_MENDED):
+        if _is_nameless(hints) and refused.kind in (*AGAIN, *_MENDED):
             # rsyslog before April 2026 takes every answer for the end of its batch, and only repeats it
             # after a broken connection.
             return CutResponse(status_code=429 if refused.kind in AGAIN else STATUS[refused.kind])
+        if refused.kind in AGAIN and refused.body and _is_javascript(hints):
+            text = bulk.bulk_items_full(bulk.bulk_operations(refused.body), str(refused))
+            return Response(text, headers=dict(preamble.ELASTIC_HEADERS), media_type=JSON)
         if refused.kind in AGAIN:
             return Response(bulk.bulk_full(str(refused)), 429, headers, media_type=JSON)
         kind, status = _ELASTIC.get(refused.kind, "illegal_argument_exception"), STATUS[refused.kind]
@@ -130,7 +133,8 @@ class LokiDialect(Dialect):
     protocol = "loki"
 
     def decode(self, body: bytes, hints: Hints) -> Decoded:
-        return loki.decode_push(body, hints)
+        # winston-loki sends what failed together with newer entries.
+        return loki.decode_push(body, replace(hints, one_by_one=_is_nameless(hints)))
 
     def stored(self, _body: bytes, _hints: Hints, _decoded: Decoded, /) -> Response:
         return Response(status_code=204)
@@ -198,9 +202,16 @@ class JournalDialect(Dialect):
         return Response(f"{refused}\n", STATUS[refused.kind], _headers(refused), media_type=PLAIN)
 
 
-def _is_rsyslog(hints: Hints) -> bool:
-    """Of all senders of `_bulk` it alone says no name. After a failure it sends each document apart."""
+def _is_nameless(hints: Hints) -> bool:
+    """Without a User-Agent. Of all senders of `_bulk` that is rsyslog alone, which sends each document apart
+    after a failure; of those of Loki's push it is winston-loki."""
     return "user-agent" not in hints.headers
+
+
+def _is_javascript(hints: Hints) -> bool:
+    """A client of Elastic or OpenSearch for Node. Its `bulk` helper gives a request up that is answered with
+    429, and sends documents again that are refused with 429 each."""
+    return hints.headers.get("user-agent", "").startswith(("elasticsearch-js/", "opensearch-js/"))
 
 
 def json_answer(

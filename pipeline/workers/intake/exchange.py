@@ -88,7 +88,11 @@ class Exchange:
         self, request: Request, hints: Hints, key: SenderKey | None, encoding: str, share: Share
     ) -> Response:
         body = await receive_body(request.stream(), encoding=encoding, share=share)
-        decoded = await self.taken(body, hints, key)
+        try:
+            decoded = await self.taken(body, hints, key)
+        except RequestRefused as refused:
+            refused.body = body
+            raise
         return self.dialect.stored(body, hints, decoded)
 
     async def taken(self, body: bytes, hints: Hints, key: SenderKey | None) -> Decoded:

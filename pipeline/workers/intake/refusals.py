@@ -47,3 +47,4 @@ class RequestRefused(BadInput):
     def __init__(self, kind: Refusal, sentence: str) -> None:
         super().__init__(sentence)
         self.kind = kind
+        self.body = b""  # of the request, where it was read: some answers name each document

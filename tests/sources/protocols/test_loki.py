@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 from typing import Any
 
 import cramjam
@@ -12,6 +13,7 @@ from bench._fuzz_requests import JSON_HINTS, NANOS, checked
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
 from pipeline.sources.protocols.loki import LOKI_MAX_BYTES, decode_push
 from pipeline.sources.protocols.loki_messages import PushRequest
+from pipeline.workers.intake.identity import of_request
 
 RECORD = logging.LogRecord("shop.cart", logging.WARNING, "cart.py", 1, "disk full", (), None)
 TRACE = "5b8efff798038103d269b633813fc60c"
@@ -53,6 +55,22 @@ def test_both_encodings_of_a_push_are_the_same_records() -> None:
     assert records == of_json({"stream": {"app": "cart", "namespace": "shop"}, "values": values}).records
     assert records.timestamps == [NANOS // 1000, NANOS // 1000 + 1]
     assert records.levels == [None, "error"]
+
+
+def test_an_entry_that_comes_again_with_newer_ones_is_the_same() -> None:
+    """winston-loki puts what failed before what came meanwhile."""
+    hints = replace(JSON_HINTS, one_by_one=True)
+
+    def identities(*numbers: int) -> list[str]:
+        values = [[str(NANOS + n * 1_000_000), "the same line"] for n in numbers]
+        push = {"streams": [{"stream": {"app": "cart"}, "values": values}]}
+        identity = of_request(decode_push(json.dumps(push).encode(), hints), b"")
+        assert not isinstance(identity, str)
+        return list(identity)
+
+    first, again = identities(1, 2), identities(1, 2, 3)
+    assert again[:2] == first
+    assert len(set(again)) == 3
 
 
 def test_structured_metadata_stands_around_the_line() -> None:

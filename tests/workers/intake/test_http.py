@@ -192,6 +192,10 @@ def test_a_full_pipeline_is_said_in_each_clients_own_words(intake: Intake, workl
         full = intake.ask("/_bulk", bulk("a", index=workload), Content_Type=NDJSON)
         assert full.status == full.json["status"] == 429
         assert full.json["error"]["type"] == "es_rejected_execution_exception"
+        body = bulk("a", "b", index=workload)
+        full = intake.ask("/_bulk", body, Content_Type=NDJSON, User_Agent="elasticsearch-js/8.19.2 (linux)")
+        assert (full.status, full.json["errors"]) == (200, True)
+        assert [item["create"]["status"] for item in full.json["items"]] == [429, 429]
         assert (
             intake.ask("/loki/api/v1/push", loki(workload, "a"), Content_Type="application/json").status
             == 429
