@@ -55,6 +55,7 @@ def draw(folder: Path, role: str, root: str, to: Path) -> int:
     head = escape(
         f"{role}: {top.count:,} samples at work; orange ours, blue Polars, red Redis and Celery, grey others"
     )
+    to.parent.mkdir(parents=True, exist_ok=True)
     to.write_text(
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" font-family="monospace" font-size="11">'
         f'<rect width="100%" height="100%" fill="white"/><text x="4" y="12">{head}</text>{boxes}</svg>\n',
