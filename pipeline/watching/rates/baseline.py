@@ -84,17 +84,25 @@ class Baseline(Columns):
     def decay(self, n: int, factor: Floats, learn: Bools) -> None:
         """Let the levels forget `n` minutes without lines."""
         k = np.array([[n]])
-        self.slow_lines, self.slow_exposure, *fast = (
-            values[0].copy()
-            for values in (*self._slow_after(k, factor, learn), *self._fast_after(k, factor, learn))
+        after = (
+            *self._slow_after(k, factor, learn),
+            *self._fast_after(k, factor, learn),
+            *self._lag_after(k, factor, learn),
         )
-        self.fast_lines, self.fast_exposure, self.lag_lines, self.lag_exposure = fast
+        (
+            self.slow_lines,
+            self.slow_exposure,
+            self.fast_lines,
+            self.fast_exposure,
+            self.lag_lines,
+            self.lag_exposure,
+        ) = (values[0].copy() for values in after)
 
     def levels(self, n: int, factor: Floats, learn: Bools) -> Levels:
         """The levels before each of `n` minutes without lines."""
         k = np.arange(n)[:, None]
         lines, exposure = self._slow_after(k, factor, learn)
-        fast_lines, fast_exposure, *_ = self._fast_after(k, factor, learn)
+        fast_lines, fast_exposure = self._fast_after(k, factor, learn)
         slow = lines / np.maximum(exposure, 1.0)
         return Levels(lines=lines, slow=slow, fast_lines=fast_lines, fast_exposure=fast_exposure)
 
@@ -103,17 +111,21 @@ class Baseline(Columns):
         remaining, ones = _where(learn, *geometric(k, SLOW))
         return self.slow_lines * remaining, self.slow_exposure * remaining + factor * ones
 
-    def _fast_after(self, k: Any, factor: Floats, learn: Bools) -> tuple[Floats, Floats, Floats, Floats]:
-        """Fast lines and exposure, lag lines and exposure after `k` minutes (m, 1): (m, rows)."""
+    def _fast_after(self, k: Any, factor: Floats, learn: Bools) -> tuple[Floats, Floats]:
+        """Fast lines and exposure after `k` minutes (m, 1): (m, rows)."""
         remaining, _ = _where(learn, *geometric(k, FAST))
         steps = np.where(learn, k, 0) * FAST
         full = factor / FAST
         return (
             remaining * (self.fast_lines + steps * self.lag_lines),
             full + remaining * (self.fast_exposure - full + steps * (self.lag_exposure - full)),
-            remaining * self.lag_lines,
-            full + remaining * (self.lag_exposure - full),
         )
+
+    def _lag_after(self, k: Any, factor: Floats, learn: Bools) -> tuple[Floats, Floats]:
+        """Lag lines and exposure after `k` minutes (m, 1): (m, rows)."""
+        remaining, _ = _where(learn, *geometric(k, FAST))
+        full = factor / FAST
+        return remaining * self.lag_lines, full + remaining * (self.lag_exposure - full)
 
     def common_falls(self, usual: Floats) -> Floats | None:
         """The common factor before each minute without lines, at most 1; None if it is 1 in all."""

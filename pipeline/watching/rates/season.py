@@ -27,7 +27,8 @@ def slot_of(minute: int) -> int:
 
 
 class Season(Columns):
-    """`sums` and `minutes`: (seasons, SLOTS); `place`: each row's index in them, -1 without a season."""
+    """`sums` and `minutes`: (SLOTS, seasons), so that an hour lies in one piece; `place`: each row's index in
+    them, -1 without a season; `rows`: the row of each season."""
 
     factor: Floats  # seasonal factor of the hour
     factor_kind: Floats  # seasonality kind that the factor rests on
@@ -36,51 +37,50 @@ class Season(Columns):
         super().__init__()
         self.factor += 1.0
         self.place = np.array([0, -1], dtype=np.int64)
-        self.sums = np.zeros((1, SLOTS), dtype=np.float32)
-        self.minutes = np.zeros((1, SLOTS), dtype=np.float32)
+        self.sums = np.zeros((SLOTS, 1), dtype=np.float32)
+        self.minutes = np.zeros((SLOTS, 1), dtype=np.float32)
         self.hour = -1  # epoch hour of the factors
+        self._follow()
 
     def turn(self, minute: int, worth: Bools, dispersion: Floats) -> Bools:
         """Set the factors of this hour. Rows `worth` a season get one. Returns rows whose kind changed."""
         self.hour = minute // 60
         fresh = worth & (self.place < 0)
         fresh[OTHER] = False
-        chosen = np.flatnonzero(fresh)[: SEASONS - len(self.sums)]
+        chosen = np.flatnonzero(fresh)[: SEASONS - len(self.rows)]
         if len(chosen):
-            self.place[chosen] = len(self.sums) + np.arange(len(chosen))
-            empty = np.zeros((len(chosen), SLOTS), dtype=np.float32)
-            self.sums = np.concatenate([self.sums, empty])
-            self.minutes = np.concatenate([self.minutes, empty])
+            self.place[chosen] = len(self.rows) + np.arange(len(chosen))
+            empty = np.zeros((SLOTS, len(chosen)), dtype=np.float32)
+            self.sums = np.concatenate([self.sums, empty], axis=1)
+            self.minutes = np.concatenate([self.minutes, empty], axis=1)
+            self._follow()
         kinds = self.kinds()
         changed: Bools = kinds != self.factor_kind
         self.factor_kind[:] = kinds
         self.factor[:] = 1.0
-        rows = np.flatnonzero(self.place >= 0)
-        self.factor[rows] = self._factors(self.place[rows], slot_of(minute), dispersion[rows])
+        self.factor[self.rows] = self._factors(slot_of(minute), dispersion[self.rows])
         return changed
 
-    def _factors(self, places: Any, slot: int, dispersion: Floats) -> Floats:
-        """The factors of one slot for these seasons.
+    def _factors(self, slot: int, dispersion: Floats) -> Floats:
+        """The factors of one slot, by season.
 
         A slot shrinks to the mean of its hour, an hour to the overall mean, by pseudo-counts. These grow with
         the dispersion: clumps need more lines before an hour differs from chance.
         """
-        sums = self.sums[places].astype(np.float64)
-        minutes = self.minutes[places].astype(np.float64)
-        total = minutes.sum(axis=1)
-        mean = sums.sum(axis=1) / np.maximum(total, 1.0)
+        total = self._history
+        mean = self.sums.sum(axis=0, dtype=np.float64) / np.maximum(total, 1.0)
         strength = _PSEUDO * dispersion
-        hour_sum = sums.reshape(-1, 7, 24)[:, :, slot % 24].sum(axis=1)
-        hour_minutes = minutes.reshape(-1, 7, 24).sum(axis=1)
-        by_hour = (hour_sum + strength) / (mean * hour_minutes[:, slot % 24] + strength)
-        by_slot = (sums[:, slot] + strength * by_hour) / (mean * minutes[:, slot] + strength)
-        hours = (total >= _DAYS[0] * 1440) & (hour_minutes.min(axis=1) > 0)
-        week = (total >= _DAYS[1] * 1440) & (minutes.min(axis=1) > 0)
+        hour_sum = self.sums[slot % 24 :: 24].sum(axis=0, dtype=np.float64)
+        hour_minutes = self.minutes.reshape(7, 24, -1).sum(axis=0, dtype=np.float64)
+        by_hour = (hour_sum + strength) / (mean * hour_minutes[slot % 24] + strength)
+        by_slot = (self.sums[slot] + strength * by_hour) / (mean * self.minutes[slot] + strength)
+        hours = (total >= _DAYS[0] * 1440) & (hour_minutes.min(axis=0) > 0)
+        week = (total >= _DAYS[1] * 1440) & (self.minutes.min(axis=0) > 0)
         return np.where(week, by_slot, np.where(hours, by_hour, 1.0))
 
     def kinds(self) -> Any:
         """The seasonality kind of each row: an index of KINDS."""
-        days = self.minutes.sum(axis=1, dtype=np.float64) / 1440
+        days = self._history / 1440
         kinds = (days >= _DAYS[0]).astype(np.int64) + (days >= _DAYS[1])
         return np.where(self.place >= 0, kinds[self.place], 0)
 
@@ -90,14 +90,15 @@ class Season(Columns):
 
     def advance(self, minute: int, counts: Floats, learn: Bools, n: float = 1.0) -> None:
         """Add `n` minutes with these counts each to the slot of this one, for the rows of `learn`."""
-        rows = np.flatnonzero((self.place >= 0) & learn)
-        places, slot = self.place[rows], slot_of(minute)
-        self.sums[places, slot] += (counts[rows] * n).astype(np.float32)
-        self.minutes[places, slot] += np.float32(n)
-        full = self.minutes[:, slot] > _SLOT_CAP
+        slot, taught = slot_of(minute), learn[self.rows]
+        self.sums[slot] += (counts[self.rows] * n * taught).astype(np.float32)
+        self.minutes[slot] += np.float32(n) * taught
+        self._history += n * taught
+        full = self.minutes[slot] > _SLOT_CAP
         if full.any():
-            self.sums[full, slot] *= np.float32(0.5)
-            self.minutes[full, slot] *= np.float32(0.5)
+            self.sums[slot, full] *= np.float32(0.5)
+            self.minutes[slot, full] *= np.float32(0.5)
+            self._follow()
 
     def advance_idle(self, minute: int, n: int, learn: Bools) -> None:
         """`n` minutes of one hour without any line."""
@@ -105,11 +106,11 @@ class Season(Columns):
 
     def idle_limit(self, minute: int, learn: Bools) -> float:
         """Minutes until a slot is full or a kind changes: `advance_idle` is exact up to there."""
-        places = self.place[(self.place >= 0) & learn]
-        if not len(places):
+        taught = learn[self.rows]
+        if not taught.any():
             return math.inf
-        limit = int(_SLOT_CAP - self.minutes[places, slot_of(minute)].max()) + 1
-        history = self.minutes.sum(axis=1, dtype=np.float64)[places]
+        limit = int(_SLOT_CAP - self.minutes[slot_of(minute)][taught].max()) + 1
+        history = self._history[taught]
         for days in _DAYS:
             before = history[history < days * 1440]
             if len(before):
@@ -125,27 +126,38 @@ class Season(Columns):
         super().compact(keep)
         used = self.place[keep]
         seasons = np.sort(used[used >= 0])
-        places = np.full(len(self.sums) + 1, -1, dtype=np.int64)
+        places = np.full(len(self.rows) + 1, -1, dtype=np.int64)
         places[seasons] = np.arange(len(seasons))
         self.place = places[used]  # -1 picks the last, which stays -1
-        self.sums, self.minutes = self.sums[seasons], self.minutes[seasons]
+        # A copy in one piece: fancy indexing of columns leaves the hours scattered.
+        self.sums, self.minutes = (
+            np.ascontiguousarray(array[:, seasons]) for array in (self.sums, self.minutes)
+        )
+        self._follow()
+
+    def _follow(self) -> None:
+        """Brings up to date what the others tell: the row of each season, and its minutes in all."""
+        rows = np.flatnonzero(self.place >= 0)
+        self.rows = rows[np.argsort(self.place[rows])]
+        self._history = self.minutes.sum(axis=0, dtype=np.float64)
 
     def pack(self) -> tuple[bytes, bytes, bytes]:
-        """place (int64), sums and minutes (float32), little-endian."""
-        arrays = self.place.astype("<i8"), self.sums.astype("<f4"), self.minutes.astype("<f4")
-        return arrays[0].tobytes(), arrays[1].tobytes(), arrays[2].tobytes()
+        """place (int64), sums and minutes (float32, season by season), little-endian."""
+        sums, minutes = (array.T.astype("<f4").tobytes() for array in (self.sums, self.minutes))
+        return self.place.astype("<i8").tobytes(), sums, minutes
 
     def unpack(self, place: bytes, sums: bytes, minutes: bytes) -> None:
         """The inverse of `pack`, after that of the columns. Raises ValueError."""
         self.place = np.frombuffer(place, dtype="<i8").astype(np.int64)
         self.sums, self.minutes = (
-            np.frombuffer(data, dtype="<f4").reshape(-1, SLOTS).astype(np.float32) for data in (sums, minutes)
+            np.ascontiguousarray(np.frombuffer(data, dtype="<f4").reshape(-1, SLOTS).T.astype(np.float32))
+            for data in (sums, minutes)
         )
         used = sorted(self.place[self.place >= 0].tolist())
         if (
             len(self.place) != len(self.factor)
             or len(self.place) < HEAD
-            or used != list(range(len(self.sums)))
+            or used != list(range(self.sums.shape[1]))
             or not 1 <= len(used) <= SEASONS
             or self.place[TOTAL] != 0
             or self.minutes.shape != self.sums.shape
@@ -153,3 +165,4 @@ class Season(Columns):
             raise ValueError("its seasons do not fit its rows")
         if not all(np.isfinite(a).all() and (a >= 0).all() for a in (self.sums, self.minutes)):
             raise ValueError("a season is negative or not finite")
+        self._follow()
