@@ -44,7 +44,7 @@ class OpenPage:
 
     async def _follow(self) -> None:
         reader, writer = await asyncio.open_connection(self.host, self.port)
-        writer.write(self._request("/events", "Accept: text/event-stream\r\n"))
+        writer.write(self._request(f"/events?of={'+'.join(sorted(WANTED))}", "Accept: text/event-stream\r\n"))
         async for line in reader:
             name, _, value = line.decode().strip().partition(": ")
             if name == "event" and value in WANTED and not self._waiting:

@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from pipeline.records.pattern_query import PATTERN_SCHEMA, PatternQuery
+from pipeline.records.pattern_query import PATTERN_SCHEMA, RATE_SCHEMA, PatternQuery
 from pipeline.records.result_query import ResultQuery
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.sinks.answers.answers import Answers
@@ -173,6 +173,19 @@ class AnswersContract:
         answers = ask([row(1, timestamp=FIRST), row(2, timestamp=FIRST + HOUR)])
         found = answers.patterns(PatternQuery(since=FIRST, until=FIRST + HOUR, buckets=1))
         assert (found["records"].to_list(), found["trend"].to_list()) == ([1], [[1]])
+
+    def test_rates_are_the_lines_of_each_workload_in_the_parts_of_a_span(self, ask: Ask) -> None:
+        answers = ask(PATTERNS)
+        found = answers.rates(PatternQuery(**SPAN))
+        assert dict(found.schema) == RATE_SCHEMA
+        assert found.rows() == [("shop/web", 5, 1, 1, [2, 2, 0, 1])]
+        before = PatternQuery(since=FIRST - 2 * DAY, until=FIRST, buckets=2)
+        assert answers.rates(before).rows() == [
+            ("shop/db", 2, 0, 1, [1, 1]),
+            ("shop/web", 2, 0, 0, [0, 2]),
+        ]
+        for asked in ({"workloads": ()}, {"until": FIRST + timedelta(seconds=1), "workloads": ("shop/db",)}):
+            assert answers.rates(PatternQuery(**(SPAN | asked))).rows() == []
 
     def test_cancelling_without_a_question_changes_nothing(self, ask: Ask) -> None:
         answers = ask(LINES)

@@ -14,7 +14,13 @@ from pipeline.errors import AnswerCancelled, SourceUnavailable
 from pipeline.opensearch.client import translate_errors
 from pipeline.opensearch.documents import indices
 from pipeline.records.levels import ERROR_LEVELS
-from pipeline.records.pattern_query import PATTERN_ORDERS, PATTERN_SCHEMA, SAMPLE_CHARS, PatternQuery
+from pipeline.records.pattern_query import (
+    PATTERN_ORDERS,
+    PATTERN_SCHEMA,
+    RATE_SCHEMA,
+    SAMPLE_CHARS,
+    PatternQuery,
+)
 from pipeline.settings import Settings
 from pipeline.units import epoch_us
 
@@ -58,6 +64,15 @@ def pattern_counts(
         pl.Series("sample", [samples.get(key) for key in keys], dtype=pl.String),
         pl.Series("trend", [trend.get(key, none) for key in keys], dtype=PATTERN_SCHEMA["trend"]),
     ).select(list(PATTERN_SCHEMA))
+
+
+def rate_counts(
+    client: OpenSearch, settings: Settings, query: PatternQuery, *, stop: threading.Event
+) -> pl.DataFrame:
+    """RATE_SCHEMA by workload, in slots of whole milliseconds. Raises as `pattern_counts` does."""
+    found = _Requests(client, indices(settings), query, stop).rates()
+    rows = [(name, *sums, trend) for name, (sums, trend) in sorted(found.items())]
+    return pl.DataFrame(rows, schema=RATE_SCHEMA, orient="row")
 
 
 def _beside(now: pl.DataFrame, then: pl.DataFrame) -> pl.DataFrame:
@@ -114,23 +129,47 @@ class _Requests:
     def trend(self, shown: pl.DataFrame) -> dict[tuple[str, int], list[int]]:
         """The records of patterns in equal spans."""
         query = self._query
-        begin_ms = epoch_us(query.since) // 1000
-        width_ms = max(1, (epoch_us(query.until) // 1000 - begin_ms) // query.buckets)
-        slot = {
+        sources = [*_SOURCES, {"slot": self._slot()}]
+        found: dict[tuple[str, int], list[int]] = {}
+        filters = [self._of([(query.since, query.until)]), _these(shown)]
+        for bucket in self._buckets(sources, {}, PAGE, filters):
+            counts = found.setdefault(_pattern(bucket), [0] * query.buckets)
+            counts[self._place(bucket)] += bucket["doc_count"]
+        return found
+
+    def rates(self) -> dict[str, tuple[list[int], list[int]]]:
+        """(records, anomalous, severe) and the trend of each workload."""
+        sums = {name: _SUMS[name] for name in ("anomalous", "severe")}
+        sources = [_SOURCES[0], {"slot": self._slot()}]
+        found: dict[str, tuple[list[int], list[int]]] = {}
+        filters = [self._of([(self._query.since, self._query.until)])]
+        for bucket in self._buckets(sources, sums, PAGE, filters):
+            counts = (bucket["doc_count"], *(bucket[name]["doc_count"] for name in sums))
+            known, trend = found.setdefault(bucket["key"]["workload"], ([0] * 3, [0] * self._query.buckets))
+            known[:] = (one + other for one, other in zip(known, counts, strict=True))
+            trend[self._place(bucket)] += counts[0]
+        return found
+
+    @property
+    def _slots_ms(self) -> tuple[int, int]:
+        """Where the first slot begins, and the length of each."""
+        begin = epoch_us(self._query.since) // 1000
+        return begin, max(1, (epoch_us(self._query.until) // 1000 - begin) // self._query.buckets)
+
+    def _slot(self) -> dict[str, Any]:
+        begin_ms, width_ms = self._slots_ms
+        return {
             "date_histogram": {
                 "field": "timestamp",
                 "fixed_interval": f"{width_ms}ms",
                 "offset": f"{begin_ms % width_ms}ms",
             }
         }
-        sources = [*_SOURCES, {"slot": slot}]
-        found: dict[tuple[str, int], list[int]] = {}
-        filters = [self._of([(query.since, query.until)]), _these(shown)]
-        for bucket in self._buckets(sources, {}, PAGE, filters):
-            counts = found.setdefault(_pattern(bucket), [0] * query.buckets)
-            at = (bucket["key"]["slot"] - begin_ms) // width_ms
-            counts[min(max(at, 0), query.buckets - 1)] += bucket["doc_count"]
-        return found
+
+    def _place(self, bucket: dict[str, Any]) -> int:
+        begin_ms, width_ms = self._slots_ms
+        at = (bucket["key"]["slot"] - begin_ms) // width_ms
+        return int(min(max(at, 0), self._query.buckets - 1))
 
     def samples(
         self, shown: pl.DataFrame, spans: Sequence[tuple[datetime, datetime]]

@@ -28,6 +28,12 @@ PATTERN_SCHEMA: Final[dict[str, Any]] = {
 }
 
 
+# Of a workload as a whole, in the same terms.
+RATE_SCHEMA: Final[dict[str, Any]] = {
+    name: PATTERN_SCHEMA[name] for name in ("workload", "records", "anomalous", "severe", "trend")
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatternQuery:
     """The patterns of the lines of [since, until), and how many lines each had in another span.

@@ -26,7 +26,6 @@ from pipeline.sinks.answers.answers import Answers
 from pipeline.units import epoch_us
 
 MAX_PATTERNS: Final = 10_000  # behind which no page of patterns goes
-MAX_RATED: Final = 100_000  # patterns whose counts are summed
 EXACT: Final = timedelta(seconds=1)  # of a time that a link of ours names
 NEAR: Final = timedelta(days=1)
 _COLUMNS: Final = [field.name for field in fields(Line) if field.name in RESULT_SCHEMA]
@@ -125,12 +124,40 @@ def stored_patterns(
     if found.height > skipped + asked.limit:
         span_us = [epoch_us(at) for at in (asked.since, asked.until, asked.other[0])]
         following = cursor_text([skipped + asked.limit, *span_us], *asked.filters)
-    with answering():
-        texts = {one.template_id: one.text for one in read_templates(client, Keys(settings.redis.key_prefix))}
-    rows = [PatternCount(**row, template=texts.get(row["template_id"])) for row in page.iter_rows(named=True)]
+    rows = _with_templates(page, client, settings)
     return PatternPage(
         patterns=rows, since=asked.since, until=asked.until, before_since=asked.other[0], next=following
     )
+
+
+def newest_patterns(
+    answers: Answers,
+    client: "redis.Redis",
+    settings: Settings,
+    *,
+    since: datetime,
+    until: datetime,
+    limit: int,
+    only: tuple[str, ...] = (),
+) -> list[PatternCount]:
+    """The patterns of a span that began last in it, the newest first. Nothing is compared, and the trend is
+    the span as a whole, which costs half of a page of patterns. Raises as `Answers` does."""
+    asked = PatternsAsked(since=since, until=until)  # checks them
+    query = PatternQuery(
+        since=asked.since,
+        until=asked.until,
+        workloads=chosen_names(answers, None, only),
+        order="new",
+        limit=limit,
+        buckets=1,
+    )
+    return _with_templates(answers.patterns(query), client, settings)
+
+
+def _with_templates(page: pl.DataFrame, client: "redis.Redis", settings: Settings) -> list[PatternCount]:
+    with answering():
+        texts = {one.template_id: one.text for one in read_templates(client, Keys(settings.redis.key_prefix))}
+    return [PatternCount(**row, template=texts.get(row["template_id"])) for row in page.iter_rows(named=True)]
 
 
 def stored_rates(
@@ -144,34 +171,17 @@ def stored_rates(
 ) -> RateTable:
     """Lines of each workload in equal parts of a span. Raises BadInput, and as `Answers` does."""
     asked = PatternsAsked(since=since, until=until, workload=workload)  # checks them
-    found = answers.patterns(
+    found = answers.rates(
         PatternQuery(
-            since=since,
-            until=until,
-            workloads=chosen_names(answers, workload, only),
-            limit=MAX_RATED,
-            buckets=buckets,
+            since=since, until=until, workloads=chosen_names(answers, workload, only), buckets=buckets
         )
     )
-    rows: dict[str, WorkloadRate] = {}
-    for name, records, anomalous, severe, trend in found.select(
-        "workload", "records", "anomalous", "severe", "trend"
-    ).iter_rows():
-        known = rows.get(name)
-        if known is None:
-            known = WorkloadRate(workload=name, records=0, anomalous=0, severe=0, trend=[0] * buckets)
-        rows[name] = WorkloadRate(
-            workload=name,
-            records=known.records + records,
-            anomalous=known.anomalous + anomalous,
-            severe=known.severe + severe,
-            trend=[a + b for a, b in zip(known.trend, trend, strict=True)],
-        )
+    rows = [WorkloadRate(**row) for row in found.iter_rows(named=True)]
     return RateTable(
         since=asked.since,
         until=asked.until,
         bucket_s=(asked.until - asked.since).total_seconds() / buckets,
-        workloads=sorted(rows.values(), key=lambda one: (-one.records, one.workload)),
+        workloads=sorted(rows, key=lambda one: (-one.records, one.workload)),
     )
 
 

@@ -96,7 +96,11 @@ def _socket_at(host: str, port: int, *, tries: int, backlog: int, share: bool = 
             family, *_, where = socket.getaddrinfo(
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
-            return socket.create_server(where, family=family, backlog=backlog, reuse_port=share)
+            opened = socket.create_server(where, family=family, backlog=backlog, reuse_port=share)
+            # Connections take this over. asyncio sets it only where the protocol of a socket is known, and
+            # the body of an answer would wait 40 ms for the acknowledgement of its head.
+            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return opened
         except OSError as exc:
             if exc.errno != errno.EADDRINUSE or port >= last:
                 raise

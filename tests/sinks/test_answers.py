@@ -12,7 +12,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from answers_contract import DAY, FIRST, LINES, AnswersContract, Ask, Row, frame, row
+from answers_contract import DAY, FIRST, HOUR, LINES, AnswersContract, Ask, Row, frame, row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from polling import wait_until
@@ -213,9 +213,23 @@ def test_patterns_are_those_of_a_plain_model(
     for column, down in reversed(PATTERN_ORDERS[query.order]):
         wanted.sort(key=lambda one, column=column: one[column], reverse=down)
     with closing(FileAnswers(sink)) as answers:
-        page = answers.patterns(query)
+        page, rates = answers.patterns(query), answers.rates(query)
+    for name, records, anomalous, severe, trend in rates.iter_rows():
+        mine = [one for one in wanted if one["workload"] == name]
+        assert (records, anomalous, severe) == tuple(
+            sum(one[column] for one in mine) for column in ("records", "anomalous", "severe")
+        )
+        assert trend == [sum(column) for column in zip(*(one["trend"] for one in mine), strict=True)]
+    assert set(rates["workload"]) == {one["workload"] for one in wanted if one["records"]}
     assert page.drop("sample").to_dicts() == wanted
-    messages = {one["message"] for one in now + then}
+    # Counts by the hour bring the samples of a part that is cut: such a line may stand before the span.
+    hours = [begin.replace(minute=0, second=0, microsecond=0) for begin, _ in (span, other or (FIRST, FIRST))]
+    ends = [end for _, end in (span, other or (FIRST, FIRST))]
+    messages = {
+        one["message"]
+        for one in rows
+        if any(begin <= one["timestamp"] < end + HOUR for begin, end in zip(hours, ends, strict=True))
+    }
     assert set(page["sample"]) <= messages
 
 

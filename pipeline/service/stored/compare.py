@@ -20,7 +20,7 @@ from pipeline.errors import BadInput
 from pipeline.records.pattern_query import PatternQuery
 from pipeline.redis.connection import answering
 from pipeline.redis.keys import Keys
-from pipeline.service.lines import MAX_RATED, chosen_names
+from pipeline.service.lines import chosen_names
 from pipeline.service.questions import PatternsAsked, pattern_span
 from pipeline.settings import Settings
 from pipeline.sinks.answers.answers import Answers
@@ -30,6 +30,7 @@ PARTS: Final = 12  # of a span, whose counts show how lines clump
 CLEAR: Final = 0.001
 LIKELY: Final = 0.05
 TWICE: Final = 2.0  # a burst is shown where it made the pattern so much more or less frequent
+MAX_COMPARED: Final = 100_000  # patterns of a span
 DEFAULT: Final = "1h"
 
 
@@ -189,7 +190,7 @@ def _counted(
         since=side.since,
         until=side.until,
         workloads=chosen_names(answers, side.workload, only),
-        limit=MAX_RATED,
+        limit=MAX_COMPARED,
         buckets=PARTS,
     )
     columns = ("records", "anomalous", "severe", "first", "last", "sample", "trend")

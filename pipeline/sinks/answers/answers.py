@@ -33,6 +33,11 @@ class Answers(Protocol):
     def patterns(self, query: PatternQuery) -> pl.DataFrame:
         """How often each pattern occurs in a span, beside another span: PATTERN_SCHEMA."""
 
+    def rates(self, query: PatternQuery) -> pl.DataFrame:
+        """How many lines each workload has in equal parts of a span: RATE_SCHEMA, by workload.
+
+        The other span, the order and the limit of the query do not count."""
+
     def cancel(self) -> None:
         """Ends the question that is asked now, if any."""
 

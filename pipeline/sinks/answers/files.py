@@ -14,6 +14,7 @@ from pipeline.sinks.answers.bounds import LIMIT_S, MEMORY
 from pipeline.sinks.answers.engine import Engine
 from pipeline.sinks.answers.lines import near_lines, newest_lines
 from pipeline.sinks.answers.patterns import pattern_page
+from pipeline.sinks.answers.rates import workload_rates
 from pipeline.sinks.answers.stored import files_of_rates, finding_files, line_files
 from pipeline.sinks.manifest import ResultTable
 from pipeline.sinks.parquet import ParquetSink
@@ -63,6 +64,10 @@ class FileAnswers:
         now = files_of_rates(self.sink, query.since, query.until, query)
         then = None if query.against is None else files_of_rates(self.sink, *query.against, query)
         return pattern_page(self.engine, query, now, then)
+
+    def rates(self, query: PatternQuery) -> pl.DataFrame:
+        """As the protocol says."""
+        return workload_rates(self.engine, query, files_of_rates(self.sink, query.since, query.until, query))
 
     def cancel(self) -> None:
         """As the protocol says."""

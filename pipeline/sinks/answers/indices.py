@@ -7,7 +7,7 @@ import polars as pl
 from pipeline.opensearch import newest
 from pipeline.opensearch.client import opensearch_client
 from pipeline.opensearch.neighbours import neighbours
-from pipeline.opensearch.patterns import pattern_counts
+from pipeline.opensearch.patterns import pattern_counts, rate_counts
 from pipeline.records.pattern_query import PatternQuery
 from pipeline.records.result_query import ResultQuery
 from pipeline.settings import Settings
@@ -41,6 +41,11 @@ class IndexAnswers:
         """As the protocol says."""
         self._stop.clear()
         return pattern_counts(self._client, self._settings, query, stop=self._stop)
+
+    def rates(self, query: PatternQuery) -> pl.DataFrame:
+        """As the protocol says."""
+        self._stop.clear()
+        return rate_counts(self._client, self._settings, query, stop=self._stop)
 
     def cancel(self) -> None:
         """As the protocol says; a request that the server has is waited for."""

@@ -4,8 +4,9 @@ Lines of parts that are not sealed are counted once for sums and trend together.
 partly in a span, the lines of the five minutes at its ends are counted, and the others come from counts.
 Samples and trends are read for the patterns of a page alone."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 import polars as pl
@@ -45,6 +46,11 @@ class RateFiles:
     fine_border: tuple[RowFile, ...] = ()
 
     @property
+    def read_lines(self) -> bool:
+        """Whether some lines have no counts."""
+        return bool(self.lines or self.cut_lines)
+
+    @property
     def bounds(self) -> dict[str, int]:
         """Microseconds: of the span, and of the whole five minutes in it. Without such, all is before."""
         begin, end = epoch_us(self.begin), epoch_us(self.end)
@@ -81,47 +87,10 @@ FROM (
 WHERE template_id >= 0 AND {chosen}
 GROUP BY ALL
 """
-# The counts of both spans in these columns.
-_COUNTS: Final = """
-SELECT true AS now, {columns} FROM ({slotted} now_inner) WHERE {chosen}
-UNION ALL
-SELECT true AS now, {columns} FROM ({slotted} now_border WHERE {now_within}) WHERE {chosen}
-UNION ALL
-SELECT true AS now, {columns} FROM ({cut} now_cut WHERE {now_whole}) WHERE {chosen}
-UNION ALL
-SELECT false AS now, {columns} FROM ({slotted} then_inner) WHERE {chosen}
-UNION ALL
-SELECT false AS now, {columns} FROM ({slotted} then_border WHERE {then_within}) WHERE {chosen}
-UNION ALL
-SELECT false AS now, {columns} FROM ({cut} then_cut WHERE {then_whole}) WHERE {chosen}
-UNION ALL
-SELECT true AS now, {columns} FROM now_lines
-UNION ALL
-SELECT false AS now, {columns} FROM then_lines
-"""
 # Counts by five minutes have no samples.
-_CUT_SAMPLES: Final = """
-UNION ALL
-SELECT now, workload, template_id, 0 AS slot, 0 AS records, 0 AS severe, NULL AS score, sample
-FROM (
-    SELECT true AS now, * FROM now_cut_hours WHERE {now_hours}
-    UNION ALL
-    SELECT false AS now, * FROM then_cut_hours WHERE {then_hours}
-)
-WHERE {chosen}
-"""
-# The counts by five minutes, where they give the trend.
-_FINE: Final = """
-SELECT true AS now, {columns} FROM ({slotted} now_fine_inner) WHERE {chosen}
-UNION ALL
-SELECT true AS now, {columns} FROM ({slotted} now_fine_border WHERE {now_within}) WHERE {chosen}
-UNION ALL
-SELECT true AS now, {columns} FROM ({slotted} now_cut WHERE {now_whole}) WHERE {chosen}
-UNION ALL
-SELECT true AS now, {columns} FROM now_lines
-"""
-_SLOTTED: Final = (
-    "SELECT *, greatest(0, least($buckets - 1, (epoch_us(bucket) - $since) // $width)) AS slot FROM"
+_CUT_SAMPLES: Final = (
+    "SELECT {flag} AS now, workload, template_id, 0 AS slot, 0 AS records, 0 AS severe, NULL AS score, sample "
+    "FROM {span}_cut_hours WHERE {hours}"
 )
 # The patterns that are shown, with what an order needs.
 _SHOWN: Final = """
@@ -184,7 +153,6 @@ SELECT
 FROM shown LEFT JOIN counted USING (place) LEFT JOIN trends USING (place)
 ORDER BY place
 """
-_NO_TIME: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def pattern_page(
@@ -193,9 +161,8 @@ def pattern_page(
     """PATTERN_SCHEMA in the order that was asked for, from the files of the span and those of the other one.
 
     Raises AnswerCancelled, BadInput, BadPayload."""
-    then = then or RateFiles(begin=_NO_TIME, end=_NO_TIME)
     by = [f'"{column}" {"DESC" if down else "ASC"}' for column, down in PATTERN_ORDERS[query.order]]
-    chosen, parameters = _chosen(query)
+    chosen, parameters = chosen_lines(query)
     words = {
         "chosen": chosen,
         "order": ", ".join([*by, "workload", "template_id"]),
@@ -203,49 +170,109 @@ def pattern_page(
         "limit": "" if query.limit is None else f"LIMIT {query.limit:d}",
         "severe": ", ".join(f"'{level}'" for level in sorted(ERROR_LEVELS)),
         "chars": SAMPLE_CHARS,
-        "now_within": _within(now.bounds["begin"], now.bounds["end"]),
-        "then_within": _within(then.bounds["begin"], then.bounds["end"]),
-        "now_whole": _within(now.bounds["whole_begin"], now.bounds["whole_end"]),
-        "then_whole": _within(then.bounds["whole_begin"], then.bounds["whole_end"]),
-        "now_hours": _within(now.bounds["begin"] // _HOUR_US * _HOUR_US, now.bounds["end"]),
-        "then_hours": _within(then.bounds["begin"] // _HOUR_US * _HOUR_US, then.bounds["end"]),
         "read": ", ".join(f'"{column}"' for column in _READ),
     }
     slots = {"since": epoch_us(query.since), "width": width_us(query), "buckets": query.buckets}
-    words["sums"] = _COUNTS.format(
-        slotted="SELECT * FROM",
-        cut="SELECT * FROM",
-        columns='workload, template_id, records, anomalous, "first", "last"',
-        **words,
+    spans = {"now": now} | ({} if then is None else {"then": then})
+    words["sums"] = _chosen_of(
+        _counts(spans, 'workload, template_id, records, anomalous, "first", "last"', "SELECT * FROM"), chosen
     )
+    slotted = slotted_counts(slots["since"], slots["width"])
     columns = "workload, template_id, slot, records"
-    fine = _FINE.format(slotted=_SLOTTED, columns=columns, **words)
-    words["counts"] = _COUNTS.format(
-        slotted=_SLOTTED,
-        cut=_SLOTTED.replace("*", "*, NULL::VARCHAR AS sample"),
-        columns=f"{columns}, severe, score, sample",
-        **words,
-    ) + _CUT_SAMPLES.format(**words)
+    cut = slotted.replace("*", "*, NULL::VARCHAR AS sample", 1)
+    pieces = _counts(spans, f"{columns}, severe, score, sample", slotted, cut) + _samples(spans)
+    words["counts"] = _chosen_of(pieces, chosen)
     words["trend"] = (
-        f"SELECT now, place, slot, fine.records FROM ({fine}) AS fine "
+        f"SELECT now, place, slot, fine.records FROM ({_chosen_of(_fine(now, columns, slotted), chosen)}) AS fine "
         "JOIN shown USING (workload, template_id)"
         if now.fine_inner or now.fine_border
         else "SELECT * FROM few"
     )
     with engine.question():
-        for span, files in (("now", now), ("then", then)):
-            engine.view("lines", files.lines, RESULT_SCHEMA)
-            engine.view("cut_lines", files.cut_lines, RESULT_SCHEMA)
-            engine.table(f"{span}_lines", _LINES.format(**words), parameters | slots | files.bounds)
-            engine.view(f"{span}_inner", files.inner, RATES_SCHEMA)
-            engine.view(f"{span}_border", files.border, RATES_SCHEMA)
-            engine.view(f"{span}_cut", files.cut, FINE_SCHEMA)
-            engine.view(f"{span}_cut_hours", files.cut_hours, RATES_SCHEMA)
-        engine.view("now_fine_inner", now.fine_inner, FINE_SCHEMA)
-        engine.view("now_fine_border", now.fine_border, FINE_SCHEMA)
+        for span, files in spans.items():
+            if files.read_lines or span == "now":
+                engine.view("lines", files.lines, RESULT_SCHEMA)
+                engine.view("cut_lines", files.cut_lines, RESULT_SCHEMA)
+                engine.table(f"{span}_lines", _LINES.format(**words), parameters | slots | files.bounds)
+            _views(engine, span, files)
         engine.table("shown", _SHOWN.format(**words), parameters)
-        page = engine.rows(_PAGE.format(**words), parameters | slots, schema=PATTERN_SCHEMA)
+        page = engine.rows(
+            _PAGE.format(**words), parameters | {"buckets": query.buckets}, schema=PATTERN_SCHEMA
+        )
     return page.select(list(PATTERN_SCHEMA))
+
+
+def _views(engine: Engine, span: str, files: RateFiles) -> None:
+    """A name for each kind of counts that the span has: a statement takes half a millisecond."""
+    for kind, found, schema in (
+        ("inner", files.inner, RATES_SCHEMA),
+        ("border", files.border, RATES_SCHEMA),
+        ("cut", files.cut, FINE_SCHEMA),
+        ("cut_hours", files.cut_hours, RATES_SCHEMA),
+        ("fine_inner", files.fine_inner, FINE_SCHEMA),
+        ("fine_border", files.fine_border, FINE_SCHEMA),
+    ):
+        if found:
+            engine.view(f"{span}_{kind}", found, schema)
+
+
+def _counts(spans: Mapping[str, RateFiles], columns: str, slotted: str, cut: str = "") -> list[str]:
+    """The SELECTs of these columns from the counts of each span, and from the sums of its lines."""
+    found = []
+    for span, files in spans.items():
+        begin = f"SELECT {'true' if span == 'now' else 'false'} AS now, {columns} FROM"
+        bounds = files.bounds
+        if files.inner:
+            found.append(f"{begin} ({slotted} {span}_inner)")
+        if files.border:
+            found.append(
+                f"{begin} ({slotted} {span}_border WHERE {buckets_within(bounds['begin'], bounds['end'])})"
+            )
+        if files.cut:
+            whole = buckets_within(bounds["whole_begin"], bounds["whole_end"])
+            found.append(f"{begin} ({cut or slotted} {span}_cut WHERE {whole})")
+        if files.read_lines or span == "now":
+            found.append(f"{begin} {span}_lines")
+    return found
+
+
+def _samples(spans: Mapping[str, RateFiles]) -> list[str]:
+    """The SELECTs of the samples of cut parts."""
+    return [
+        _CUT_SAMPLES.format(
+            flag="true" if span == "now" else "false",
+            span=span,
+            hours=buckets_within(files.bounds["begin"] // _HOUR_US * _HOUR_US, files.bounds["end"]),
+        )
+        for span, files in spans.items()
+        if files.cut_hours
+    ]
+
+
+def _fine(files: RateFiles, columns: str, slotted: str) -> list[str]:
+    """The SELECTs of the counts by five minutes, where they give the trend."""
+    bounds, begin = files.bounds, f"SELECT true AS now, {columns} FROM"
+    found = [f"{begin} now_lines"]
+    if files.fine_inner:
+        found.append(f"{begin} ({slotted} now_fine_inner)")
+    if files.fine_border:
+        inside = buckets_within(bounds["begin"], bounds["end"])
+        found.append(f"{begin} ({slotted} now_fine_border WHERE {inside})")
+    if files.cut:
+        found.append(
+            f"{begin} ({slotted} now_cut WHERE {buckets_within(bounds['whole_begin'], bounds['whole_end'])})"
+        )
+    return found
+
+
+def slotted_counts(since_us: int, width: int) -> str:
+    """The SELECT of counts with the slot of their bucket. A last slot may take more: the query bounds it."""
+    slot = f"greatest(0, least($buckets - 1, (epoch_us(bucket) - {since_us}) // {width}))"
+    return f"SELECT *, {slot} AS slot FROM"
+
+
+def _chosen_of(pieces: Iterable[str], chosen: str) -> str:
+    return f"SELECT * FROM ({' UNION ALL '.join(pieces)}) WHERE {chosen}"
 
 
 def width_us(query: PatternQuery) -> int:
@@ -253,7 +280,7 @@ def width_us(query: PatternQuery) -> int:
     return max(1, (epoch_us(query.until) - epoch_us(query.since)) // query.buckets)
 
 
-def _chosen(query: PatternQuery) -> tuple[str, dict[str, object]]:
+def chosen_lines(query: PatternQuery) -> tuple[str, dict[str, object]]:
     """The condition of workloads and templates, and its parameters."""
     parameters: dict[str, object] = {}
     wanted = ["true"]
@@ -264,5 +291,6 @@ def _chosen(query: PatternQuery) -> tuple[str, dict[str, object]]:
     return " AND ".join(wanted), parameters
 
 
-def _within(begin_us: int, end_us: int) -> str:
+def buckets_within(begin_us: int, end_us: int) -> str:
+    """The condition of buckets that begin in [begin, end)."""
     return f"bucket >= make_timestamptz({begin_us}) AND bucket < make_timestamptz({end_us})"

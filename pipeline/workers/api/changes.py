@@ -6,7 +6,7 @@ moment, so a client that comes back with it misses no change, in whatever proces
 
 import asyncio
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final
@@ -45,8 +45,9 @@ class ChangeFeed:
         """No further client may follow."""
         return self._followers >= MOST_FOLLOWERS
 
-    async def follow(self, last_id: str) -> AsyncIterator[bytes]:
-        """The stream of Server-Sent Events behind an id, "" from now on."""
+    async def follow(self, last_id: str, names: Collection[str] = ()) -> AsyncIterator[bytes]:
+        """The stream of Server-Sent Events behind an id, "" from now on. `names`: of the changes that count;
+        empty: all."""
         self._followers += 1
         try:
             if self._looking is None or self._looking.done():
@@ -55,15 +56,14 @@ class ChangeFeed:
             yield b"retry: 2000\n\n"
             seen = versions_of(last_id)
             while not self._closed:
-                await self._wait(seen)
+                await self._wait(seen, names)
                 now = self._now
-                if not self._news(seen):
+                if not self._news(seen, names):
                     yield b": nothing new\n\n"
                     continue
                 if seen is not None:
-                    for name in now:
-                        if seen.get(name) != now[name]:
-                            yield _event(name, now)
+                    for name in self._changed_names(seen, names):
+                        yield _event(name, now)
                 else:
                     yield _event("begin", now)
                 seen = now
@@ -79,14 +79,18 @@ class ChangeFeed:
             self._changed.notify_all()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _wait(self, seen: Versions | None) -> None:
+    async def _wait(self, seen: Versions | None, names: Collection[str]) -> None:
         """For news, COMMENT_S at most."""
         async with self._changed:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait_for(lambda: self._news(seen)), COMMENT_S)
+                await asyncio.wait_for(self._changed.wait_for(lambda: self._news(seen, names)), COMMENT_S)
 
-    def _news(self, seen: Versions | None) -> bool:
-        return self._closed or (bool(self._now) and self._now != seen)
+    def _news(self, seen: Versions | None, names: Collection[str]) -> bool:
+        return self._closed or (bool(self._now) and (seen is None or bool(self._changed_names(seen, names))))
+
+    def _changed_names(self, seen: Versions, names: Collection[str]) -> list[str]:
+        now = self._now
+        return [name for name in now if seen.get(name) != now[name] and (not names or name in names)]
 
     async def _look_on(self) -> None:
         loop = asyncio.get_running_loop()

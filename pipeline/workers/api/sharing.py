@@ -7,6 +7,7 @@ from typing import Any, Final, TypeVar
 
 KEPT: Final = 200  # answers; the oldest go
 FRESH_S: Final = 2.0
+PAGES: Final = "pages"  # the name of questions whose answers are whole pages
 
 T = TypeVar("T")
 
@@ -33,9 +34,13 @@ class SharedAnswers:
         return found
 
     def forget(self, name: str) -> None:
-        """The next page asks again: something has changed by our own hand."""
-        for question in [q for q in self._asked if q == name or (isinstance(q, tuple) and q[0] == name)]:
+        """The next page asks again, and is written again: something has changed by our own hand."""
+        for question in [q for q in self._asked if _name(q) in (name, PAGES)]:
             del self._asked[question]
+
+
+def _name(question: Hashable) -> Hashable:
+    return question[0] if isinstance(question, tuple) else question
 
 
 def _failed(future: asyncio.Future[Any]) -> bool:

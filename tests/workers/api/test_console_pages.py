@@ -204,6 +204,20 @@ def test_a_page_shows_what_is_known(local: Person, path: str, words: tuple[str, 
         assert "<caption" in head and "<th>" not in head and 'scope="col"' in head, path
 
 
+def test_a_page_that_is_written_once_has_a_nonce_and_a_token_for_each(place: Place) -> None:
+    two = [place.person("local") for _ in range(2)]
+    nonces, tokens = set(), set()
+    for path in ("/", "/incidents", "/strip"):
+        for person in two:
+            _, headers, body = place.console.ask(path, Cookie=person.cookie)
+            found = re.findall(r'nonce="([^"]+)"', body.decode())
+            policy = headers["content-security-policy"]
+            assert len(set(found)) == 1 and f"'nonce-{found[0]}'" in policy, path
+            nonces.add(found[0])
+            tokens.update(TOKEN.findall(body.decode()))
+    assert len(nonces) == 6 and tokens == {person.token() for person in two} and len(tokens) == 2
+
+
 def test_log_text_is_shown_as_text(local: Person) -> None:
     for path in ("/compare?a=30m&b=1h..30m", "/rates", f"/sessions?key={TRACE}"):
         body = local.page(path)

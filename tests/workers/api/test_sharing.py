@@ -5,9 +5,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+import redis
 
-from pipeline.workers.api import sharing
-from pipeline.workers.api.sharing import SharedAnswers
+from pipeline.settings import Settings
+from pipeline.workers.api import changes, sharing
+from pipeline.workers.api.changes import ChangeFeed
+from pipeline.workers.api.sharing import PAGES, SharedAnswers
 
 
 class Asked:
@@ -85,8 +88,35 @@ def test_what_somebody_changed_is_asked_for_again() -> None:
         assert [await shared.ask(q, asked) for q in ("marks", ("marks", "shop/*"), ("incidents", "shop/*"))] == [
             4, 5, 3,
         ]  # fmt: skip
+        assert await shared.ask((PAGES, "/"), asked) == 6
+        shared.forget("incidents")
+        assert await shared.ask((PAGES, "/"), asked) == 7  # a page shows everything
 
     with_loop(work)
+
+
+def test_a_page_hears_of_the_changes_that_it_shows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter(
+        [{"marks": "1", "status": "1"}, {"marks": "1", "status": "2"}, {"marks": "2", "status": "3"}]
+    )
+
+    async def work() -> list[bytes]:
+        feed = ChangeFeed(redis.Redis(), Settings())  # it connects with the first command, and none comes
+        last: dict[str, str] = {}
+
+        def look() -> dict[str, str]:
+            last.update(next(looks, {}))
+            return dict(last)
+
+        monkeypatch.setattr(feed, "_look", look)
+        stream = feed.follow("", {"marks"})
+        heard = [await anext(stream) for _ in range(3)]
+        await feed.close()
+        return heard
+
+    monkeypatch.setattr(changes, "LOOK_S", 0.01)
+    _, begin, marks = with_loop(work)
+    assert b"event: begin" in begin and b"event: marks" in marks
 
 
 def test_no_more_answers_are_kept_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,14 +128,21 @@ async def post_out(request: Request, visitor: Annotated[Visitor, Depends(sees())
 
 
 @router.get("/events")
-async def get_changes(request: Request, _visitor: Annotated[Visitor, Depends(sees())]) -> Response:
-    """The names of changes, for open pages. A name says nothing about any workload."""
+async def get_changes(
+    request: Request,
+    _visitor: Annotated[Visitor, Depends(sees())],
+    of: Annotated[str, Query(max_length=200)] = "",
+) -> Response:
+    """The names of changes, for open pages. A name says nothing about any workload. `of`: the names that the
+    page shows."""
     feed = api_of(request).feed
     if feed.full:
         return failure_page(request, 503, "too many pages are open already; close some")
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     last = request.headers.get("last-event-id", "")[:2_000]
-    return StreamingResponse(feed.follow(last), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(
+        feed.follow(last, frozenset(of.split())), media_type="text/event-stream", headers=headers
+    )
 
 
 def _entered(request: Request, session: ConsoleSession, to: str) -> Response:

@@ -1,12 +1,13 @@
 """The questions that several pages ask, each shared by the pages that are open."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from fastapi import Request
+from fastapi.responses import Response
 
 from pipeline.records.batch import utc_now
 from pipeline.service.incidents import read_incidents
@@ -25,9 +26,11 @@ from pipeline.service.values import (
     StackStatus,
 )
 from pipeline.workers.api.asking import api_of
-from pipeline.workers.api.console.views import Visitor
+from pipeline.workers.api.console.views import Visitor, for_one, written_for_all
 from pipeline.workers.api.console.words import iso_time
+from pipeline.workers.api.sharing import PAGES
 
+PAGE_FRESH_S: Final = 0.5
 STORED_FRESH_S: Final = 5.0
 ATTENTION: Final = (IncidentState.REGRESSED, IncidentState.OPEN, IncidentState.ACKNOWLEDGED)
 
@@ -58,6 +61,26 @@ def span_of(since: str, until: str | None) -> Span:
     """The span of the parameters `since` and `until`. Raises BadInput."""
     begin, end = pattern_span(since, until, utc_now())
     return Span(text=(since, until or ""), since=begin, until=end)
+
+
+async def shared_page(
+    request: Request,
+    visitor: Visitor,
+    template: str,
+    facts: Callable[[], Awaitable[dict[str, Any]]],
+    *,
+    fresh_s: float = PAGE_FRESH_S,
+) -> Response:
+    """A page that is written once for all open pages of the same address and access, until something changes
+    or `fresh_s` have passed. `facts`: gives the names of its template."""
+    asker = visitor.asker
+    address = (request.url.path, request.url.query)
+    question = (PAGES, template, *address, asker.name, asker.only, tuple(asker.key.scopes))
+
+    async def write() -> str:
+        return written_for_all(request, visitor, template, await facts())
+
+    return for_one(request, visitor, await api_of(request).shared.ask(question, write, fresh_s=fresh_s))
 
 
 async def workload_filter(request: Request, text: str) -> str | None:

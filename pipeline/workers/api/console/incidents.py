@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
@@ -16,7 +16,7 @@ from pipeline.service.values import CauseView, IncidentState, Line, MarkView
 from pipeline.settings import Settings
 from pipeline.sinks.answers.answers import Answers
 from pipeline.workers.api.asking import api_of
-from pipeline.workers.api.console.asks import IncidentRow, the_incidents, the_marks
+from pipeline.workers.api.console.asks import IncidentRow, shared_page, the_incidents, the_marks
 from pipeline.workers.api.console.charts import CauseLane
 from pipeline.workers.api.console.doors import ConsoleRoute, sees
 from pipeline.workers.api.console.views import Visitor, render
@@ -54,21 +54,27 @@ async def incidents_page(
     workload: Annotated[str, Query(max_length=200)] = "",
 ) -> Response:
     """Incidents, those that need somebody first."""
-    rows = await the_incidents(request, visitor)
-    begin = asked_moment(since, utc_now(), flag="since")
-    within = [
-        row
-        for row in rows
-        if (begin is None or row.incident.last >= begin)
-        and (not workload or any(workload in name for name in row.incident.workloads))
-    ]
-    counts = {name: sum(_is(row, name) for row in within) for name in STATES}
-    shown = [row for row in within if _is(row, state)]
-    return render(
-        request, visitor, "incidents.html",
-        rows=shown[:LIMIT], more=max(0, len(shown) - LIMIT), counts=counts, state=state, since=since,
-        workload=workload,
-    )  # fmt: skip
+
+    async def facts() -> dict[str, Any]:
+        rows = await the_incidents(request, visitor)
+        begin = asked_moment(since, utc_now(), flag="since")
+        within = [
+            row
+            for row in rows
+            if (begin is None or row.incident.last >= begin)
+            and (not workload or any(workload in name for name in row.incident.workloads))
+        ]
+        shown = [row for row in within if _is(row, state)]
+        return {
+            "rows": shown[:LIMIT],
+            "more": max(0, len(shown) - LIMIT),
+            "counts": {name: sum(_is(row, name) for row in within) for name in STATES},
+            "state": state,
+            "since": since,
+            "workload": workload,
+        }
+
+    return await shared_page(request, visitor, "incidents.html", facts)
 
 
 @router.get("/incidents/{name}")

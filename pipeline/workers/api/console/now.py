@@ -2,16 +2,16 @@
 
 import asyncio
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
 from pipeline.controller.watchlist import covers
 from pipeline.records.batch import utc_now
-from pipeline.service.questions import PatternsAsked
+from pipeline.service.lines import newest_patterns
 from pipeline.service.senders import has_fallen_silent, read_senders
 from pipeline.service.values import HeardSender, PatternCount, RateTable, StackStatus
 from pipeline.units import plural
@@ -19,25 +19,29 @@ from pipeline.workers.api.asking import api_of
 from pipeline.workers.api.console.asks import (
     ATTENTION,
     IncidentRow,
+    Span,
     newest_span,
-    some_patterns,
+    shared_page,
     some_rates,
     span_of,
     the_incidents,
     the_status,
 )
 from pipeline.workers.api.console.doors import ConsoleRoute, sees
-from pipeline.workers.api.console.views import Visitor, render
+from pipeline.workers.api.console.views import Visitor
 from pipeline.workers.api.console.words import ago, length_of, total
 
 router: Final = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
 See = Annotated[Visitor, Depends(sees())]
 HOUR: Final = timedelta(hours=1)
+PART: Final = timedelta(minutes=5)
+PARTS: Final = 12
 SHOWN: Final = 8
 ENDED: Final = 5
 # Pages that stay open ask again with each change of an incident; what the store answers may be older.
 RATES_FRESH_S: Final = 10.0
 NEW_FRESH_S: Final = 30.0
+STRIP_FRESH_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +56,21 @@ class Mood:
 @router.get("/")
 async def now_page(request: Request, visitor: See) -> Response:
     """What is open, what is new, and how the pipeline does."""
+    return await shared_page(request, visitor, "now.html", partial(_facts_of_now, request, visitor))
+
+
+@router.get("/strip")
+async def strip_piece(request: Request, visitor: See) -> Response:
+    """The line of figures at the top, for pages that stay open."""
+
+    async def facts() -> dict[str, Any]:
+        status, rates = await the_status(request), await _last_hour(request, visitor)
+        return {"facts": strip_facts(status, rates), "status": status}
+
+    return await shared_page(request, visitor, "strip.html", facts, fresh_s=STRIP_FRESH_S)
+
+
+async def _facts_of_now(request: Request, visitor: Visitor) -> dict[str, Any]:
     rows, status, rates, fresh = await asyncio.gather(
         the_incidents(request, visitor),
         the_status(request),
@@ -59,37 +78,26 @@ async def now_page(request: Request, visitor: See) -> Response:
         _new_patterns(request, visitor),
     )
     urgent = [row for row in rows if row.state in ATTENTION]
-    return render(
-        request,
-        visitor,
-        "now.html",
-        mood=mood_of(urgent, rows, _seen_by(visitor, status), status),
-        urgent=urgent,
-        snoozed=sum(row.state == "snoozed" for row in rows),
-        newest=None if rates.workloads else await newest_span(request, visitor),
-        ended=[row for row in rows if row.state not in (*ATTENTION, "snoozed")][:ENDED],
-        fresh=fresh,
-        facts=strip_facts(status, rates),
-        trend=total([one.trend for one in rates.workloads]) if rates.workloads else [],
-        rates=rates,
-        status=status,
-        silent=[] if visitor.asker.only else await _silent(request),
-        first_line=status.intake[0] if status.intake else None,
-    )
-
-
-@router.get("/strip")
-async def strip_piece(request: Request, visitor: See) -> Response:
-    """The line of figures at the top, for pages that stay open."""
-    status = await the_status(request)
-    rates = await _last_hour(request, visitor)
-    return render(request, visitor, "strip.html", facts=strip_facts(status, rates), status=status)
+    return {
+        "mood": mood_of(urgent, rows, _seen_by(visitor, status), status),
+        "urgent": urgent,
+        "snoozed": sum(row.state == "snoozed" for row in rows),
+        "newest": None if rates.workloads else await newest_span(request, visitor),
+        "ended": [row for row in rows if row.state not in (*ATTENTION, "snoozed")][:ENDED],
+        "fresh": fresh,
+        "facts": strip_facts(status, rates),
+        "trend": total([one.trend for one in rates.workloads]) if rates.workloads else [],
+        "rates": rates,
+        "status": status,
+        "silent": [] if visitor.asker.only else await _silent(request),
+        "first_line": status.intake[0] if status.intake else None,
+    }
 
 
 def strip_facts(status: StackStatus, rates: RateTable) -> list[tuple[str, str, str]]:
     """(name, value, class) of the figures that say whether answers can be trusted."""
-    minutes = [sum(column) for column in zip(*(one.trend for one in rates.workloads), strict=True)]
-    latest = sum(minutes[-6:-1]) / 300 if minutes else 0.0
+    lines = sum(sum(one.trend[-2:]) for one in rates.workloads)
+    latest = lines / max(1.0, (utc_now() - rates.until + 2 * PART).total_seconds())
     warming = sum(one.warming for one in status.workloads.values())
     late = status.batches
     made = status.model.published_ms / 1000 if status.model else None
@@ -142,17 +150,27 @@ def mood_of(urgent: list[IncidentRow], rows: list[IncidentRow], lines: int, stat
 
 
 async def _last_hour(request: Request, visitor: Visitor) -> RateTable:
-    return await some_rates(request, visitor, span_of("1h", None), buckets=60, fresh_s=RATES_FRESH_S)
+    """The last whole five minutes, eleven of them, and those that run: counts are kept for these."""
+    return await some_rates(request, visitor, last_parts(utc_now()), buckets=PARTS, fresh_s=RATES_FRESH_S)
+
+
+def last_parts(now: datetime) -> Span:
+    """An hour of five minutes each, the last of which runs."""
+    until = now - (now - datetime.min.replace(tzinfo=UTC)) % PART + PART
+    return Span(text=("1h", ""), since=until - HOUR, until=until)
 
 
 async def _new_patterns(request: Request, visitor: Visitor) -> list[PatternCount]:
     """Patterns that came in the last hour for the first time in a day."""
-    span = span_of("24h", None)
-    asked = PatternsAsked(
-        since=span.since, until=span.until, order="new", limit=SHOWN, buckets=24, only=visitor.asker.only
+    api, only, span = api_of(request), visitor.asker.only, span_of("24h", None)
+    ask = partial(
+        newest_patterns, client=api.client, settings=api.settings, since=span.since, until=span.until,
+        limit=SHOWN, only=only,
+    )  # fmt: skip
+    found = await api.shared.ask(
+        ("newest-patterns", only), partial(api.stored, None, ask), fresh_s=NEW_FRESH_S
     )
-    page = await some_patterns(request, asked, question=("new", visitor.asker.only), fresh_s=NEW_FRESH_S)
-    return [one for one in page.patterns if one.first >= span.until - HOUR and one.before == 0]
+    return [one for one in found if one.first >= span.until - HOUR]
 
 
 async def _silent(request: Request) -> list[HeardSender]:

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -39,6 +39,11 @@ POLICY: Final = (
 )
 
 
+# They stand in pages that are written for all who have the same access.
+_NONCE: Final = secrets.token_urlsafe(24)
+_NOBODY: Final = ConsoleSession(key="", secret=secrets.token_urlsafe(32))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visitor:
     """Who looks at a page. `token`: what every form carries. `cookie`: the name of one that the browser does
@@ -67,8 +72,15 @@ class Page(HTMLResponse):
 def render(
     request: Request, visitor: Visitor | None, template: str, /, *, code: int = 200, **facts: Any
 ) -> Response:
-    """A page. `facts`: what its template names; `code`: the status of HTTP."""
+    """A page. `facts`: the names of its template; `code`: the status of HTTP."""
     nonce = secrets.token_urlsafe(16)
+    return answer_with(request, visitor, written(request, visitor, template, nonce, facts), nonce, code)
+
+
+def written(
+    request: Request, visitor: Visitor | None, template: str, nonce: str, facts: Mapping[str, Any]
+) -> str:
+    """The text of a page."""
     known = {
         "nonce": nonce,
         "me": visitor,
@@ -77,10 +89,32 @@ def render(
         "spans": SPANS,
         "link": lambda **changes: link(request.url.path, request.query_params, changes),
     }
-    page = Page(console_templates().get_template(template).render(known | facts), nonce, code)
+    return console_templates().get_template(template).render({**known, **facts})
+
+
+def answer_with(
+    request: Request, visitor: Visitor | None, text: str, nonce: str, code: int = 200
+) -> Response:
+    """The answer that brings this text."""
+    page = Page(text, nonce, code)
     if visitor is not None and visitor.cookie:
         keep_session(request, page, visitor.cookie, visitor.session)
     return page
+
+
+def written_for_all(request: Request, visitor: Visitor, template: str, facts: Mapping[str, Any]) -> str:
+    """The text of a page for everybody with the access of this visitor; `for_one` makes it that of one.
+
+    Nonce and token are secrets of this process until then, so no text of a log line can stand for them."""
+    return written(request, replace(visitor, session=_NOBODY), template, _NONCE, facts)
+
+
+def for_one(request: Request, visitor: Visitor, text: str) -> Response:
+    """A page of `written_for_all` with a nonce of its own and the token of this visitor's session."""
+    nonce = secrets.token_urlsafe(16)
+    return answer_with(
+        request, visitor, text.replace(_NONCE, nonce).replace(_NOBODY.token, visitor.token), nonce
+    )
 
 
 def keep_session(request: Request, answer: Response, name: str, session: ConsoleSession) -> None:

@@ -25,9 +25,9 @@
   };
   const follow = () => {
     if (stream || document.hidden || !wanted().length) return;
-    stream = new EventSource("/events");
-    for (const name of wanted()) stream.addEventListener(name, refresh);
-    if ($("#first")) stream.addEventListener("status", refresh);
+    const names = [...wanted(), ...($("#first") ? ["status"] : [])];
+    stream = new EventSource(`/events?of=${encodeURIComponent(names.join(" "))}`);
+    for (const name of names) stream.addEventListener(name, refresh);
     stream.onerror = () => {
       if (stream && stream.readyState === EventSource.CLOSED) {
         stream = null;
