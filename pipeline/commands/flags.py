@@ -400,6 +400,10 @@ def patterns(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workload", metavar="PATTERN", help="only these workloads; * and ? as in `logweir watch`"
     )
+    parser.add_argument("--template", metavar="T17", help="only this pattern, in each workload")
+    parser.add_argument(
+        "--values", action="store_true", help="the values of its variables in its newest 500 lines"
+    )
     parser.add_argument("--anomalous", action="store_true", help="only patterns with anomalous lines")
     parser.add_argument(
         "--order",

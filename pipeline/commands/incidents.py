@@ -11,7 +11,7 @@ from rich.text import Text
 from pipeline.commands.common import NO_TIME, cell, out, print_json, printable, reading, redis_explained
 from pipeline.errors import BadInput
 from pipeline.records.batch import utc_now
-from pipeline.service.values import CauseView, IncidentPage, IncidentView, OneIncident
+from pipeline.service.values import CauseView, Decision, IncidentPage, IncidentView, OneIncident
 from pipeline.units import listed, plural, seconds, time_of
 
 PAGE: Final = 50  # incidents shown at once
@@ -53,7 +53,8 @@ def _list(page: IncidentPage, args: argparse.Namespace) -> int:
         return 0
     table = Table("incident", "began (UTC)", "for", "what", box=None, pad_edge=False, leading=1)
     for incident in wanted[:PAGE]:
-        state = "[bold]open[/]" if incident.open else "[dim]closed[/]"
+        style = "bold" if incident.open else "dim"
+        state = f"[{style}]{incident.state}[/]"
         table.add_row(
             Text.from_markup(f"{incident.id}\n{state}"),
             Text(f"{incident.first:%Y-%m-%d\n%H:%M:%S}" if incident.timed else NO_TIME),
@@ -87,13 +88,15 @@ def _show(one: OneIncident, *, as_json: bool) -> int:
         return 0
     console = out()
     word, style = _KINDS[incident.severity]
-    state = "open" if incident.open else "closed"
+    state = str(incident.state)
     console.print(
         Text.assemble(
             (incident.id, "bold"), ", ", (state, "bold"), ", ", (word, style), ", ", _when(incident)
         ),
         soft_wrap=True,
     )
+    if incident.decision is not None:
+        console.print(_decided(incident.decision), markup=False, soft_wrap=True)
     console.print(f"in {', '.join(map(printable, incident.workloads))}", markup=False, soft_wrap=True)
     console.print(_before(incident, one.like_began), markup=False, soft_wrap=True)
     console.print()
@@ -120,6 +123,12 @@ def _show(one: OneIncident, *, as_json: bool) -> int:
     if name := next(filter(None, (cause.mark for cause in incident.causes)), None):
         console.print(f"\n`logweir mark {name} normal` if this is nothing to be told of", markup=False)
     return 0
+
+
+def _decided(decision: Decision) -> str:
+    until = f" until {decision.until:%Y-%m-%d %H:%M} UTC" if decision.until else ""
+    why = f": {decision.why}" if decision.why else ""
+    return printable(f"{decision.state} by {decision.by} at {decision.at:%Y-%m-%d %H:%M} UTC{until}{why}")
 
 
 def _when(incident: IncidentView | CauseView) -> str:

@@ -1,6 +1,7 @@
 """`logweir patterns`: what is logged how often, what changed, and since when, from rollups by the hour."""
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
@@ -9,7 +10,7 @@ from rich.table import Table
 from pipeline.commands.common import cell, out, print_json, printable, reading
 from pipeline.errors import BadInput
 from pipeline.records.batch import utc_now
-from pipeline.service.questions import PatternsAsked, pattern_span
+from pipeline.service.questions import PatternsAsked, pattern_span, template_number
 from pipeline.units import plural, time_of
 
 BARS: Final = " ▁▂▃▄▅▆▇█"
@@ -17,6 +18,8 @@ BARS: Final = " ▁▂▃▄▅▆▇█"
 
 def main(args: argparse.Namespace) -> int:
     asked = _asked(args)
+    if args.values:
+        return _show_values(args, asked)
     found = reading(args, stored=True).patterns(asked).patterns
     if args.json:
         print_json([asdict(pattern) for pattern in found])
@@ -49,6 +52,35 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+def _show_values(args: argparse.Namespace, asked: PatternsAsked) -> int:
+    if asked.template_id is None:
+        raise BadInput("--values are those of one pattern; name it with --template T17")
+    found = reading(args, stored=True).values(asked.template_id, asked.since, asked.until, asked.workload)
+    if args.json:
+        print_json(asdict(found))
+        return 0
+    console = out()
+    newest = "line" if found.lines == 1 else f"{found.lines:,} newest lines"
+    console.print(
+        f"T{found.template_id} {printable(found.template or '')}, of its {newest}",
+        markup=False,
+        soft_wrap=True,
+    )
+    for one in found.variables:
+        console.print(
+            f"{one.place}. {printable(one.mask)}, {plural(one.distinct, 'value')}: {_counts(one.values)}",
+            markup=False, soft_wrap=True,
+        )  # fmt: skip
+    for name, counts in (("hosts", found.hosts), ("levels", found.levels)):
+        if counts:
+            console.print(f"{name}: {_counts(list(counts.items()))}", markup=False, soft_wrap=True)
+    return 0
+
+
+def _counts(values: Sequence[tuple[str, int]]) -> str:
+    return ", ".join(f"{printable(value)} ({count:,})" for value, count in values) or "none"
+
+
 def _asked(args: argparse.Namespace) -> PatternsAsked:
     """The question of the flags. Raises BadInput."""
     now = utc_now()
@@ -60,6 +92,7 @@ def _asked(args: argparse.Namespace) -> PatternsAsked:
         until=until,
         against=time_of(args.against, now, flag="--against") if args.against else None,
         workload=args.workload or None,
+        template_id=None if args.template is None else template_number(args.template),
         anomalous=args.anomalous,
         order=args.order,
         limit=args.limit,

@@ -22,7 +22,18 @@ import msgspec
 from pipeline.controller.training_status import Status
 from pipeline.errors import AnswerCancelled, BadInput, LeaseRefused, NotFound, SourceUnavailable
 from pipeline.service.questions import LinesAsked, PatternsAsked, UsageColumn
+from pipeline.service.stored.values import (
+    COMPARED_SPAN,
+    SESSION_RECORDS,
+    VALUED_LINES,
+    ChangeKind,
+    Comparison,
+    SessionFinding,
+    SessionRecords,
+    TemplateValues,
+)
 from pipeline.service.values import (
+    Action,
     AuditPage,
     CanInfer,
     DeadBatch,
@@ -133,6 +144,44 @@ class Client:
         query = _query(since=since, until=until, workload=workload, buckets=buckets)
         return self._get("/rates", RateTable, query)
 
+    def compare(
+        self,
+        a: str = COMPARED_SPAN,
+        b: str | None = None,
+        *,
+        workload: str | None = None,
+        other: str | None = None,
+        kind: ChangeKind | None = None,
+        limit: int = 1_000,
+    ) -> Comparison:
+        """How the patterns of two spans differ. `a`, `b`: 1h, 2h..1h, TIME..TIME; without
+        `b` the span before. `other`: the workload of `b`, where it is another one."""
+        query = _query(a=a, b=b, workload=workload, other=other, kind=kind, limit=limit)
+        return self._get("/compare", Comparison, query)
+
+    def sessions(self, since: datetime, until: datetime, limit: int = 100) -> list[SessionFinding]:
+        """Sessions that left the course of the others, the newest first."""
+        return self._get("/sessions", list[SessionFinding], _query(since=since, until=until, limit=limit))
+
+    def session(
+        self, key: str, since: datetime, until: datetime, limit: int = SESSION_RECORDS
+    ) -> SessionRecords:
+        """The records that hold a key, such as the id of a trace, and what was found in such sessions."""
+        query = _query(key=key, since=since, until=until, limit=limit)
+        return self._get("/sessions/records", SessionRecords, query)
+
+    def values(
+        self,
+        template_id: int,
+        since: datetime,
+        until: datetime,
+        workload: str | None = None,
+        lines: int = VALUED_LINES,
+    ) -> TemplateValues:
+        """The values of a pattern's variables in so many of its newest lines."""
+        query = _query(since=since, until=until, workload=workload, lines=lines)
+        return self._get(f"/patterns/T{template_id}/values", TemplateValues, query)
+
     def incidents(self, *, only_open: bool = False, since: datetime | None = None) -> IncidentPage:
         """All incidents, the newest first."""
         query = _query(open=only_open, since=since, limit=PAGE)
@@ -148,6 +197,20 @@ class Client:
         if not name:
             raise BadInput("there is no incident ''; `logweir incidents` lists them")
         return self._get(f"/incidents/{quote(name, safe='')}", OneIncident)
+
+    def decide(
+        self,
+        incident: str,
+        action: Action,
+        *,
+        seen: datetime | None = None,
+        lasts: str | None = None,
+        why: str = "",
+    ) -> IncidentView:
+        """Acknowledges, resolves, snoozes or reopens an incident, by its id or the beginning of it. `seen`:
+        the last line that the person saw; `lasts`: of a snooze, 15m, 1h, 7d. It needs the scope `mark`."""
+        body = {"seen": seen, "lasts": lasts, "why": why}
+        return self.call("POST", f"/incidents/{quote(incident, safe='')}/{action}", IncidentView, body)
 
     def models(self) -> list[ModelView]:
         """Model versions and their states."""

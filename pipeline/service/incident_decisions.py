@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from typing import Any, Final
 
 import redis
@@ -16,22 +15,13 @@ from pipeline.redis.keys import Keys
 from pipeline.service.access.audit import record_change
 from pipeline.service.incident_states import incident_state
 from pipeline.service.incidents import read_incident
-from pipeline.service.values import Decision, IncidentState, IncidentView
+from pipeline.service.values import Action, Decision, IncidentState, IncidentView
 from pipeline.settings import Settings
 from pipeline.units import span
 
 MOST_DECISIONS: Final = 5_000
 SNOOZE: Final = "1h"
 MAX_SNOOZE: Final = timedelta(days=90)
-
-
-class Action(StrEnum):
-    """The steps that a person can take."""
-
-    ACKNOWLEDGE = "acknowledge"
-    RESOLVE = "resolve"
-    SNOOZE = "snooze"
-    REOPEN = "reopen"  # as if nobody had decided
 
 
 _BECOMES: Final = {

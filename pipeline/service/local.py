@@ -25,6 +25,18 @@ from pipeline.service.pool_facts import lease_rows, pool_facts, tenant_rows
 from pipeline.service.questions import BUCKETS, LinesAsked, PatternsAsked, UsageColumn
 from pipeline.service.senders import read_senders
 from pipeline.service.status import read_status
+from pipeline.service.stored.compare import compare_stored, compared_sides
+from pipeline.service.stored.sessions import session_findings, stored_session
+from pipeline.service.stored.values import (
+    COMPARED_SPAN,
+    SESSION_RECORDS,
+    VALUED_LINES,
+    ChangeKind,
+    Comparison,
+    SessionFinding,
+    SessionRecords,
+    TemplateValues,
+)
 from pipeline.service.trainings import read_trainings
 from pipeline.service.values import (
     AuditPage,
@@ -42,6 +54,7 @@ from pipeline.service.values import (
     UsageView,
     WatchlistView,
 )
+from pipeline.service.variables import stored_values
 from pipeline.service.watchlist import read_watchlist
 from pipeline.settings import Settings
 from pipeline.sinks.answers.choose import answers_of
@@ -83,6 +96,47 @@ class Local:
         """As the protocol says."""
         with closing(answers_of(self.settings)) as answers:
             return stored_rates(answers, since=since, until=until, workload=workload, buckets=buckets)
+
+    def compare(
+        self,
+        a: str = COMPARED_SPAN,
+        b: str | None = None,
+        *,
+        workload: str | None = None,
+        other: str | None = None,
+        kind: ChangeKind | None = None,
+        limit: int = 1_000,
+    ) -> Comparison:
+        """As the protocol says."""
+        sides = compared_sides(a, b, utc_now(), workload=workload, other=other)
+        with closing(answers_of(self.settings)) as answers:
+            return compare_stored(answers, self.client, self.settings, sides, kind=kind, limit=limit)
+
+    def sessions(self, since: datetime, until: datetime, limit: int = 100) -> list[SessionFinding]:
+        """As the protocol says."""
+        LinesAsked(since=since, until=until)  # checks them
+        with closing(answers_of(self.settings)) as answers:
+            return session_findings(answers, since=since, until=until, limit=limit)
+
+    def session(
+        self, key: str, since: datetime, until: datetime, limit: int = SESSION_RECORDS
+    ) -> SessionRecords:
+        """As the protocol says."""
+        with closing(answers_of(self.settings)) as answers:
+            return stored_session(answers, self.client, self.settings, key, span=(since, until), limit=limit)
+
+    def values(
+        self,
+        template_id: int,
+        since: datetime,
+        until: datetime,
+        workload: str | None = None,
+        lines: int = VALUED_LINES,
+    ) -> TemplateValues:
+        """As the protocol says."""
+        asked = LinesAsked(limit=lines, since=since, until=until, workload=workload, template_id=template_id)
+        with closing(answers_of(self.settings)) as answers:
+            return stored_values(answers, self.client, self.settings, asked)
 
     def incidents(self, *, only_open: bool = False, since: datetime | None = None) -> IncidentPage:
         """As the protocol says."""

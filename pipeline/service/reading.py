@@ -9,6 +9,16 @@ from typing import Any, Protocol
 
 from pipeline.controller.training_status import Status
 from pipeline.service.questions import LinesAsked, PatternsAsked, UsageColumn
+from pipeline.service.stored.values import (
+    COMPARED_SPAN,
+    SESSION_RECORDS,
+    VALUED_LINES,
+    ChangeKind,
+    Comparison,
+    SessionFinding,
+    SessionRecords,
+    TemplateValues,
+)
 from pipeline.service.values import (
     AuditPage,
     DeadBatch,
@@ -47,6 +57,37 @@ class PipelineReader(Protocol):
         self, since: datetime, until: datetime, workload: str | None = None, buckets: int = 24
     ) -> RateTable:
         """Lines by workload and time."""
+
+    def compare(
+        self,
+        a: str = COMPARED_SPAN,
+        b: str | None = None,
+        *,
+        workload: str | None = None,
+        other: str | None = None,
+        kind: ChangeKind | None = None,
+        limit: int = 1_000,
+    ) -> Comparison:
+        """How the patterns of two spans differ. `a`, `b`: 1h, 2h..1h, TIME..TIME; without
+        `b` the span before. `other`: the workload of `b`, where it is another one."""
+
+    def sessions(self, since: datetime, until: datetime, limit: int = 100) -> list[SessionFinding]:
+        """Sessions that left the course of the others, the newest first."""
+
+    def session(
+        self, key: str, since: datetime, until: datetime, limit: int = SESSION_RECORDS
+    ) -> SessionRecords:
+        """The records that hold a key, such as the id of a trace, and what was found in such sessions."""
+
+    def values(
+        self,
+        template_id: int,
+        since: datetime,
+        until: datetime,
+        workload: str | None = None,
+        lines: int = VALUED_LINES,
+    ) -> TemplateValues:
+        """The values of a pattern's variables in so many of its newest lines."""
 
     def incidents(self, *, only_open: bool = False, since: datetime | None = None) -> IncidentPage:
         """All incidents, the newest first."""

@@ -136,6 +136,15 @@ class CauseView:
     mark: str | None
 
 
+class Action(StrEnum):
+    """The steps that a person can take."""
+
+    ACKNOWLEDGE = "acknowledge"
+    RESOLVE = "resolve"
+    SNOOZE = "snooze"
+    REOPEN = "reopen"  # as if nobody had decided
+
+
 class IncidentState(StrEnum):
     """Where an incident is in the hands of people."""
 

@@ -3,8 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Final
 
 import redis
@@ -15,6 +13,7 @@ from pipeline.redis.connection import answering
 from pipeline.redis.keys import Keys
 from pipeline.service.lines import stored_lines
 from pipeline.service.questions import LinesAsked
+from pipeline.service.stored.values import TemplateValues, VariableValues
 from pipeline.settings import Settings
 from pipeline.sinks.answers.answers import Answers
 
@@ -23,33 +22,6 @@ TOP: Final = 10
 MAX_HOLES: Final = 30
 MAX_MESSAGE: Final = 4_000  # characters of a message that are looked at
 MAX_VALUE: Final = 200
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VariableValues:
-    """One variable: its place from 1, its mask ("*" where none is known), and its most frequent values with
-    their counts. `distinct`: how many different ones the lines have."""
-
-    place: int
-    mask: str
-    values: list[tuple[str, int]]
-    distinct: int
-    lines: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TemplateValues:
-    """The values of a template's variables in its newest lines of a span, and the hosts and levels of these.
-    `lines`: how many were looked at."""
-
-    template_id: int
-    template: str | None
-    since: datetime
-    until: datetime
-    lines: int
-    variables: list[VariableValues]
-    hosts: dict[str, int]
-    levels: dict[str, int]
 
 
 def stored_values(

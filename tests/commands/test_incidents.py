@@ -84,7 +84,7 @@ def test_incidents_are_listed_newest_first_with_what_one_must_know(
     flat = " ".join(said.out.split())
     for fact in (
         "open",
-        "closed",
+        "ended",
         "28 min",
         "bank, shop",
         "payment 1 failed …",

@@ -12,7 +12,8 @@ from answers_contract import row
 
 from pipeline.errors import BadInput
 from pipeline.records.schema import RESULT_SCHEMA
-from pipeline.service.stored.compare import Certainty, ChangeKind, Comparison, compare_stored, compared_sides
+from pipeline.service.stored.compare import compare_stored, compared_sides
+from pipeline.service.stored.values import Certainty, ChangeKind, Comparison
 from pipeline.settings import Settings
 from pipeline.sinks.answers.answers import Answers
 from pipeline.sinks.answers.choose import answers_of

@@ -10,10 +10,10 @@ from pipeline.errors import BadInput, NotFound
 from pipeline.redis.keys import Keys
 from pipeline.service import incident_decisions
 from pipeline.service.access.audit import read_audit
-from pipeline.service.incident_decisions import Action, decide_incident
+from pipeline.service.incident_decisions import decide_incident
 from pipeline.service.incident_states import incident_state, read_decisions
 from pipeline.service.incidents import read_incidents
-from pipeline.service.values import Decision, IncidentState, IncidentView
+from pipeline.service.values import Action, Decision, IncidentState, IncidentView
 from pipeline.settings import Settings
 from pipeline.watching.incidents.live import IncidentEvent, Incidents
 

@@ -9,7 +9,6 @@ patterns is not taken for a change.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 from typing import Any, Final
 
 import numpy as np
@@ -22,6 +21,7 @@ from pipeline.redis.connection import answering
 from pipeline.redis.keys import Keys
 from pipeline.service.lines import chosen_names
 from pipeline.service.questions import PatternsAsked, pattern_span
+from pipeline.service.stored.values import Certainty, ChangeKind, ComparedSide, Comparison, Difference
 from pipeline.settings import Settings
 from pipeline.sinks.answers.answers import Answers
 from pipeline.watching.rates.tail_bounds import Floats, deviance, size_of
@@ -31,69 +31,6 @@ CLEAR: Final = 0.001
 LIKELY: Final = 0.05
 TWICE: Final = 2.0  # a burst is shown where it made the pattern so much more or less frequent
 MAX_COMPARED: Final = 100_000  # patterns of a span
-DEFAULT: Final = "1h"
-
-
-class ChangeKind(StrEnum):
-    """How a pattern differs in the first span."""
-
-    NEW = "new"
-    GONE = "gone"
-    MORE = "more"
-    FEWER = "fewer"
-
-
-class Certainty(StrEnum):
-    """How sure a difference is."""
-
-    CLEAR = "clear"
-    LIKELY = "likely"
-    BURST = "burst"  # many lines at once, which may be one event
-    FEW = "few"  # so few lines that chance explains them
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedSide:
-    """[since, until) of the workloads that match a pattern; None: all."""
-
-    since: datetime
-    until: datetime
-    workload: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """One pattern. `workload`: "" where workloads are compared. `change`: its rate in `a` over that in `b`,
-    with one line added to both. `p_value`: the chance without a change, of all compared patterns together.
-    """
-
-    kind: ChangeKind
-    workload: str
-    template_id: int
-    template: str | None
-    sample: str | None
-    a: int
-    b: int
-    change: float
-    p_value: float
-    certainty: Certainty
-    anomalous: int
-    severe: int
-    first: datetime
-    last: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """The differences of `a` from `b`, by kind, the surest first. `alike`: patterns without one. `lines`: of
-    `a` and of `b`."""
-
-    a: ComparedSide
-    b: ComparedSide
-    differences: list[Difference]
-    compared: int
-    alike: int
-    lines: tuple[int, int]
 
 
 @dataclass(slots=True)

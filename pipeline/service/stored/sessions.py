@@ -5,7 +5,6 @@ is stored. The records are those whose text or structured fields hold the key, i
 """
 
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -17,14 +16,13 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.records.result_query import ResultQuery
 from pipeline.service.lines import chosen_names, lines_of_rows
 from pipeline.service.questions import LinesAsked
-from pipeline.service.values import Line
+from pipeline.service.stored.values import SESSION_RECORDS, SessionFinding, SessionInHand, SessionRecords
 from pipeline.settings import Settings
 from pipeline.sinks.answers.answers import Answers
 from pipeline.watching.rows import SESSIONS
 from pipeline.watching.sessions.open_sessions import session_name
 from pipeline.watching.state import WatcherState
 
-LIMIT: Final = 500  # records of a session
 MIN_KEY, MAX_KEY = 4, 200  # characters
 KINDS: Final = (
     "block ids of HDFS", "trace ids (W3C, trace_id, SkyWalking, Sleuth)", "request ids of OpenStack",
@@ -34,43 +32,6 @@ _MESSAGE: Final = re.compile(r"(.*): session (\S.*?), ([0-9,]+) events?\b", re.D
 _SCANNED: Final = 2_000  # findings, of which those in sessions are taken
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionFinding:
-    """A session that left the course of the others: why, and its events as they came."""
-
-    key: str
-    workload: str
-    at: datetime
-    why: str
-    events: list[str]
-    score: float | None
-    template_id: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionInHand:
-    """A session that is not judged yet: its events so far in one workload."""
-
-    workload: str
-    events: int
-    began: datetime | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionRecords:
-    """The records that hold a key, the oldest first. `more`: there are older ones. `findings`: of sessions
-    with this key. `in_hand`: where it is still open."""
-
-    key: str
-    since: datetime
-    until: datetime
-    lines: list[Line]
-    more: bool
-    workloads: list[str]
-    findings: list[SessionFinding]
-    in_hand: list[SessionInHand]
-
-
 def stored_session(
     answers: Answers,
     client: "redis.Redis",
@@ -78,7 +39,7 @@ def stored_session(
     key: str,
     *,
     span: tuple[datetime, datetime],
-    limit: int = LIMIT,
+    limit: int = SESSION_RECORDS,
     only: tuple[str, ...] = (),
 ) -> SessionRecords:
     """All about one key. Raises BadInput, RedisUnavailable, and as `Answers` does."""

@@ -18,13 +18,21 @@ from pipeline.service.access.key_changes import KeyAsked, add_key, revoke_key
 from pipeline.service.access.keys import ADMIN, MARK, OPERATE
 from pipeline.service.dead_letters import change_dead_letters
 from pipeline.service.gpu import release_lease, renew_lease, request_lease
-from pipeline.service.incident_decisions import Action, decide_incident
+from pipeline.service.incident_decisions import decide_incident
 from pipeline.service.mark_target import Finder
 from pipeline.service.marks import mark_view, put_mark, revoke_marks
 from pipeline.service.models import chosen_version, promote_model, roll_back_model
 from pipeline.service.questions import asked_moment
 from pipeline.service.trainings import TrainingAsked, cancel_training, request_training
-from pipeline.service.values import BatchesChanged, IncidentView, MarkView, Moved, NewKey, WatchlistChange
+from pipeline.service.values import (
+    Action,
+    BatchesChanged,
+    IncidentView,
+    MarkView,
+    Moved,
+    NewKey,
+    WatchlistChange,
+)
 from pipeline.service.watchlist import change_watchlist
 from pipeline.workers.api.access import Asker, needs
 from pipeline.workers.api.answering import answers_with, as_json

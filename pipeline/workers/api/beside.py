@@ -10,26 +10,29 @@ from pipeline.errors import BadInput
 from pipeline.records.batch import utc_now
 from pipeline.service.questions import LinesAsked, pattern_span, template_number
 from pipeline.service.stored.compare import (
-    DEFAULT,
-    ChangeKind,
-    Comparison,
     compare_stored,
     compared_sides,
 )
 from pipeline.service.stored.sessions import (
-    LIMIT,
-    SessionFinding,
-    SessionRecords,
     session_findings,
     stored_session,
 )
-from pipeline.service.variables import TemplateValues, stored_values
+from pipeline.service.stored.values import (
+    COMPARED_SPAN,
+    SESSION_RECORDS,
+    VALUED_LINES,
+    ChangeKind,
+    Comparison,
+    SessionFinding,
+    SessionRecords,
+    TemplateValues,
+)
+from pipeline.service.variables import stored_values
 from pipeline.workers.api.answering import answers_with, as_json
 from pipeline.workers.api.asking import api_of
 from pipeline.workers.api.stored import PAGE, Limit, Seeing, Until, Workload
 
 router: Final = APIRouter(tags=["stored"])
-VALUED: Final = 500  # lines whose values are counted
 Week = Annotated[str, Query(max_length=40, description="As for lines.")]
 
 
@@ -38,7 +41,7 @@ async def get_comparison(
     request: Request,
     asker: Seeing,
     *,
-    a: Annotated[str, Query(max_length=100, description="1h, 2h..1h, or TIME..TIME.")] = DEFAULT,
+    a: Annotated[str, Query(max_length=100, description="1h, 2h..1h, or TIME..TIME.")] = COMPARED_SPAN,
     b: Annotated[str | None, Query(max_length=100, description="Default: the same span before.")] = None,
     workload: Workload = None,
     other: Annotated[
@@ -76,7 +79,7 @@ async def get_session_records(
     key: Annotated[str, Query(min_length=4, max_length=200, description="Of a session, trace or request.")],
     since: Week = "7d",
     until: Until = None,
-    limit: Annotated[int, Query(ge=1, le=PAGE)] = LIMIT,
+    limit: Annotated[int, Query(ge=1, le=PAGE)] = SESSION_RECORDS,
 ) -> Response:
     """The records whose message or fields hold a key, across workloads, and what was found in the session."""
     api = api_of(request)
@@ -96,7 +99,7 @@ async def get_values(
     since: Week = "24h",
     until: Until = None,
     workload: Workload = None,
-    lines: Annotated[int, Query(ge=1, le=PAGE, description="So many of its newest lines.")] = VALUED,
+    lines: Annotated[int, Query(ge=1, le=PAGE, description="So many of its newest lines.")] = VALUED_LINES,
 ) -> Response:
     """The values of a pattern's variables in its newest lines, and their hosts and levels."""
     api = api_of(request)

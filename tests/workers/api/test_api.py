@@ -43,8 +43,10 @@ from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
 from pipeline.service.access.keys import SenderKeys
 from pipeline.service.access.own_key import own_key_file
+from pipeline.service.local import Local
 from pipeline.service.questions import LinesAsked, PatternsAsked
-from pipeline.service.values import Line
+from pipeline.service.stored.values import ChangeKind
+from pipeline.service.values import Action, Line
 from pipeline.settings import Settings
 from pipeline.sinks.choose import parquet_of
 from pipeline.watching.incidents.live import IncidentEvent, Incidents
@@ -446,6 +448,8 @@ def both(
         "results --since 2h --until 2026-01-01", "results --level error --limit 5 --context 2 --json",
         "results --workload nothing", "results --template T1 --limit 3 --anomalous",
         "patterns --since 2026-01-01 --until 2026-11-30T23:00", "patterns --since 2026-01-01 --json --until 2026-11-30T23:00",
+        "patterns --template T1 --values --since 2026-01-01 --until 2026-11-30T23:00", "patterns --values",
+        "patterns --template T1 --values --json --since 2026-01-01 --until 2026-11-30T23:00",
         "incidents", "incidents --json", "incidents --open", "incidents nothing",
         "models list", "models list --json", "models show", "train --list", "watch list", "watch list --json",
         "mark --list", "mark --list --json", "dead list", "dead list --json", "dead list --limit 2",
@@ -497,6 +501,31 @@ def test_a_client_says_in_one_sentence_what_is_wrong(asked: Asked) -> None:
     patterns = asked.client.patterns(PatternsAsked(since=now - timedelta(hours=2), until=now, limit=1))
     assert len(patterns.patterns) == 1 and patterns.patterns[0].first.tzinfo is not None
     assert asked.client.rates(now - timedelta(hours=2), now, "shop/web").workloads[0].records == 1_250
+
+
+def test_a_client_asks_beside_and_decides(asked: Asked) -> None:
+    now, here = datetime.now(UTC), Local(asked.settings)
+    span = (BEGIN - timedelta(hours=1), now)
+    for reader in (asked.client, here):
+        found = reader.compare(f"{BEGIN.isoformat()}..{now.isoformat()}", workload="shop/*")
+        assert (found.lines, found.differences[0].kind) == ((2_500, 0), ChangeKind.NEW)
+        fewer = reader.compare("2h", workload="shop/*", other="nothing", kind=ChangeKind.GONE)
+        assert fewer.differences == []
+        assert reader.sessions(*span) == []
+        session = reader.session("line 1200", *span)
+        assert [line.line for line in session.lines] == [1_200] and session.key == "line 1200"
+        values = reader.values(1, *span, workload="shop/db", lines=20)
+        assert (values.lines, values.levels) == (20, {"info": 20})
+    name = asked.client.incidents().incidents[0].id
+    decided = asked.client.decide(name[:8], Action.SNOOZE, lasts="2h", why="a test")
+    assert (decided.id, decided.state, decided.decision and decided.decision.why) == (
+        name,
+        "snoozed",
+        "a test",
+    )
+    with pytest.raises(BadInput, match="a snooze of '9x' is none"):
+        asked.client.decide(name, Action.SNOOZE, lasts="9x")
+    assert asked.client.decide(name, Action.REOPEN).decision is None
 
 
 def test_a_client_that_reads_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
 from pipeline.records.batch import utc_now
-from pipeline.service.stored.compare import DEFAULT, ChangeKind, compare_stored, compared_sides
+from pipeline.service.stored.compare import compare_stored, compared_sides
+from pipeline.service.stored.values import COMPARED_SPAN, ChangeKind
 from pipeline.workers.api.asking import api_of
 from pipeline.workers.api.console.asks import STORED_FRESH_S, newest_span, the_marks, workload_filter
 from pipeline.workers.api.console.doors import ConsoleRoute, sees
@@ -36,7 +37,7 @@ async def compare_page(
     request: Request,
     visitor: See,
     *,
-    a: Text = DEFAULT,
+    a: Text = COMPARED_SPAN,
     b: Text = "",
     workload: Text = "",
     other: Text = "",
@@ -45,7 +46,7 @@ async def compare_page(
     """The patterns of A beside those of B, and how sure each difference is."""
     api, only = api_of(request), visitor.asker.only
     sides = compared_sides(
-        a or DEFAULT,
+        a or COMPARED_SPAN,
         b.strip() or None,
         utc_now(),
         workload=await workload_filter(request, workload),
@@ -64,7 +65,7 @@ async def compare_page(
         groups.append((kind, head, text, rows if all else rows[:SHOWN], len(rows)))
     return render(
         request, visitor, "compare.html",
-        found=found, groups=groups, marks=marks, a=a or DEFAULT, b=b, workload=workload, other=other,
+        found=found, groups=groups, marks=marks, a=a or COMPARED_SPAN, b=b, workload=workload, other=other,
         across=bool(other), choices=CHOICES,
         newest=None if sum(found.lines) else await newest_span(request, visitor),
     )  # fmt: skip

@@ -10,10 +10,11 @@ from pipeline.controller.watchlist import covers
 from pipeline.errors import BadInput, NotFound
 from pipeline.marks.marks import Target
 from pipeline.service.access.keys import MARK
-from pipeline.service.incident_decisions import Action, decide_incident
+from pipeline.service.incident_decisions import decide_incident
 from pipeline.service.mark_target import Finder
 from pipeline.service.marks import put_mark, revoke_marks
 from pipeline.service.questions import template_number
+from pipeline.service.values import Action
 from pipeline.units import listed
 from pipeline.workers.api.asking import api_of
 from pipeline.workers.api.console.doors import ConsoleRoute, sees

@@ -9,12 +9,10 @@ from fastapi.responses import Response
 
 from pipeline.service.stored.sessions import (
     KINDS,
-    LIMIT,
-    SessionFinding,
-    SessionRecords,
     session_findings,
     stored_session,
 )
+from pipeline.service.stored.values import SESSION_RECORDS, SessionFinding, SessionRecords
 from pipeline.service.values import Line
 from pipeline.workers.api.asking import api_of
 from pipeline.workers.api.console.asks import STORED_FRESH_S, Span, newest_span, span_of, the_status
@@ -59,7 +57,7 @@ async def sessions_page(
     )  # fmt: skip
     return render(
         request, visitor, "session.html",
-        found=found, steps=session_steps(found), key=key, since=since, until=until or "", limit=LIMIT, kinds=KINDS,
+        found=found, steps=session_steps(found), key=key, since=since, until=until or "", limit=SESSION_RECORDS, kinds=KINDS,
         newest=None if found.lines else await newest_span(request, visitor),
     )  # fmt: skip
 
