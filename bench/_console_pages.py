@@ -13,7 +13,9 @@ from typing import Final
 from urllib.parse import urlsplit
 
 STRIP_S: Final = 10.0
-WANTED: Final = frozenset({"incidents", "marks", "models", "dead-letters"})  # of templates/now.html
+WANTED: Final = frozenset(
+    {"incidents", "silences", "marks", "models", "dead-letters"}
+)  # of templates/now.html
 
 
 class OpenPage:

@@ -45,7 +45,7 @@ class Verb:
 # Verbs that read through an API (--url); some of their actions change things, which they refuse.
 REMOTE: Final = frozenset(
     (
-        "status", "results", "patterns", "incidents", "models", "train", "watch", "mark", "dead", "senders",
+        "status", "results", "patterns", "incidents", "models", "train", "watch", "mark", "silence", "dead", "senders",
         "gpu",
     )
 )  # fmt: skip
@@ -98,6 +98,12 @@ VERBS: Final = (
         "mark.verb",
         flags.mark,
         "say that lines are normal or anomalous, whatever a model says; it learns that next time",
+    ),
+    Verb(
+        "silence",
+        "mark.silence",
+        flags.silence,
+        "show incidents of a workload apart until a time; lines are scored and stored as before",
     ),
     Verb(
         "models",

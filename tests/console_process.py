@@ -34,6 +34,7 @@ from pipeline.redis.keys import Keys
 from pipeline.service.access.console_sessions import ConsoleSessions
 from pipeline.service.access.keys import SenderKeys
 from pipeline.service.access.own_key import make_own_key
+from pipeline.service.silences import put_silence
 from pipeline.settings import Settings
 from pipeline.sinks.choose import parquet_of
 from pipeline.watching.incidents.live import IncidentEvent, Incidents
@@ -191,6 +192,7 @@ def _fill(console: Console) -> None:
     _put_dead(console)
     put_devices(Pool(console.redis, console.settings))
     console.new_key("sender <b>", "send")
+    put_silence(console.redis, console.settings, "nothing/*", lasts="1h", why=NAME, by=NAME)
     ledger = Ledger(console.redis, console.settings)
     console.redis.sadd(ledger.keys.workloads, "shop/web")
     console.redis.hset(ledger.keys.totals("shop/web"), mapping={"accepted": LINES, "stored": LINES})

@@ -243,6 +243,20 @@ def mark(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def silence(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "pattern", nargs="?", metavar="WORKLOAD", help="whose incidents; * and ? as in `logweir watch`"
+    )
+    parser.add_argument("--for", metavar="SPAN", help="15m, 2h, 7d; at most 90d")
+    parser.add_argument("--why", metavar="TEXT", help="the reason, for others")
+    parser.add_argument("--template", metavar="T17", help="only causes of this template or finding")
+    parser.add_argument(
+        "--service", metavar="NAME", help="only workloads whose last part is this; * and ? as above"
+    )
+    parser.add_argument("--list", action="store_true", help="show the silences, and those that ended lately")
+    parser.add_argument("--end", metavar="ID", help="end one now")
+
+
 def models(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("list", "show", "promote", "rollback", "export"))
     parser.add_argument("version", nargs="?", help="for show and export (default: the live one), and promote")

@@ -100,6 +100,8 @@ class Keys:
         "TTL 12 hours; deleted when its user signs out")
     incident_states = Key("hash incident -> JSON", "what people decided of incidents (service/incident_states.py)",
         "5,000; the oldest go")
+    silences = Key("hash id -> JSON", "incidents that people do not want to see for now (service/silences.py)",
+        "200; a new one removes those that ended a week ago")
     audit = Key("stream", "changes that people made: who, what, of which thing (service/access/audit.py)", "10,000")
     senders = Key("hash `protocol key peer` -> JSON", "who sends, how much, and when last",
         "1,000; the longest silent one goes; TTL 30 days")

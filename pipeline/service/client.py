@@ -48,6 +48,7 @@ from pipeline.service.values import (
     PatternPage,
     RateTable,
     SenderPage,
+    SilenceView,
     StackStatus,
     UsageView,
     WatchlistView,
@@ -231,6 +232,22 @@ class Client:
     def marks(self) -> MarksView:
         """The labels that people gave to patterns."""
         return self._get("/marks", MarksView)
+
+    def silences(self) -> list[SilenceView]:
+        """Incidents that people do not want to see for now; also those that ended within a week."""
+        return self._get("/silences", list[SilenceView])
+
+    def silence(
+        self, workload: str, *, lasts: str, why: str, template: str | None = None, service: str = ""
+    ) -> SilenceView:
+        """Shows incidents of these causes apart for 15m, 2h or 7d. `workload`: a pattern; `template`: T17;
+        `service`: a pattern of the last part of a workload's name. It needs the scope `mark`."""
+        body = {"workload": workload, "lasts": lasts, "why": why, "template": template, "service": service}
+        return self.call("POST", "/silences", SilenceView, body)
+
+    def end_silence(self, name: str) -> SilenceView:
+        """Ends one now, by its id or the beginning of it. It needs the scope `mark`."""
+        return self.call("DELETE", f"/silences/{quote(name, safe='')}", SilenceView)
 
     def dead_letters(self, limit: int | None = None) -> DeadLetterPage:
         """Batches that could not be processed, the newest first; None: all."""

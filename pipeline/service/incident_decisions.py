@@ -15,6 +15,7 @@ from pipeline.redis.keys import Keys
 from pipeline.service.access.audit import record_change
 from pipeline.service.incident_states import incident_state
 from pipeline.service.incidents import read_incident
+from pipeline.service.silences import SilenceCover, read_silences
 from pipeline.service.values import Action, Decision, IncidentState, IncidentView
 from pipeline.settings import Settings
 from pipeline.units import span
@@ -75,7 +76,9 @@ def decide_incident(
     state = incident_state(
         decision, now, goes_on=incident.open, last=incident.last, workloads=incident.workloads
     )
-    return replace(incident, state=state, decision=decision)
+    cover = SilenceCover(read_silences(client, settings, now), now)
+    state, silenced_by = cover.state_of(state, incident.causes)
+    return replace(incident, state=state, decision=decision, silences=silenced_by)
 
 
 def _utc(at: datetime) -> datetime:

@@ -1,6 +1,8 @@
 """Incidents of a running pipeline: open and past ones, as the watcher has grouped them."""
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import cast
 
@@ -15,8 +17,9 @@ from pipeline.redis.connection import answering
 from pipeline.redis.keys import Keys
 from pipeline.service.cursors import page_of
 from pipeline.service.incident_states import incident_state, read_decisions
+from pipeline.service.silences import SilenceCover, read_silences
 from pipeline.service.status import in_flight
-from pipeline.service.values import CauseView, Decision, IncidentPage, IncidentView, OneIncident
+from pipeline.service.values import CauseView, Decision, IncidentPage, IncidentView, OneIncident, SilenceView
 from pipeline.settings import Settings
 from pipeline.units import epoch_us, plural
 from pipeline.watching.incidents.live import Incidents
@@ -46,8 +49,9 @@ def read_incidents(
     # A list keeps the order of the watcher; a page of it has one that stays.
     shown = wanted if limit is None and cursor is None else page
     decided = read_decisions(client, settings) if shown else {}
+    cover = SilenceCover(read_silences(client, settings, now) if shown else (), now)
     return IncidentPage(
-        incidents=[incident_view(i, decided.get(i.id), now) for i in shown],
+        incidents=[incident_view(i, decided.get(i.id), cover, now) for i in shown],
         kept=len(found),
         unseen=[] if only else unseen_lines(client, settings),
         next=following,
@@ -63,14 +67,27 @@ def read_incident(
     like = next((i.first for i in found if i.id == incident.seen_before), None)
     unseen = [] if only else unseen_lines(client, settings)
     decision = read_decisions(client, settings).get(incident.id)
-    return OneIncident(incident=incident_view(incident, decision, now), like_began=like, unseen=unseen)
+    cover = SilenceCover(read_silences(client, settings, now), now)
+    view = incident_view(incident, decision, cover, now)
+    return OneIncident(incident=view, like_began=like, unseen=unseen)
 
 
-def incident_view(incident: Incident, decision: Decision | None, now: datetime) -> IncidentView:
+def silences_in_use(client: "redis.Redis", settings: Settings, now: datetime) -> list[SilenceView]:
+    """All silences, each with the number of incidents that it covers. Raises RedisUnavailable."""
+    found = read_incidents(client, settings, now).incidents
+    used = Counter(name for one in found for name in one.silences)
+    return [replace(one, incidents=used[one.id]) for one in read_silences(client, settings, now)]
+
+
+def incident_view(
+    incident: Incident, decision: Decision | None, cover: SilenceCover, now: datetime
+) -> IncidentView:
     """An incident for programs."""
+    causes = [CauseView(**asdict(cause), mark=_mark(cause)) for cause in incident.causes]
     state = incident_state(
         decision, now, goes_on=incident.open, last=incident.last, workloads=incident.workloads
     )
+    state, silenced_by = cover.state_of(state, causes)
     return IncidentView(
         id=incident.id,
         first=incident.first,
@@ -84,10 +101,11 @@ def incident_view(incident: Incident, decision: Decision | None, now: datetime) 
         count=incident.count,
         seen=incident.seen,
         seen_before=incident.seen_before,
-        causes=[CauseView(**asdict(cause), mark=_mark(cause)) for cause in incident.causes],
+        causes=causes,
         more_causes=incident.more,
         state=state,
         decision=decision,
+        silences=silenced_by,
     )
 
 

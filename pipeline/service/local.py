@@ -17,7 +17,7 @@ from pipeline.redis.connection import connect
 from pipeline.service.access.audit import read_audit
 from pipeline.service.dead_letters import chosen_letters, read_dead_batch, read_dead_letters
 from pipeline.service.gpu import read_usage
-from pipeline.service.incidents import read_incident, read_incidents
+from pipeline.service.incidents import read_incident, read_incidents, silences_in_use
 from pipeline.service.lines import around_line, stored_lines, stored_patterns, stored_rates
 from pipeline.service.marks import read_marks
 from pipeline.service.models import read_model, read_models
@@ -50,6 +50,7 @@ from pipeline.service.values import (
     OneIncident,
     PatternPage,
     RateTable,
+    SilenceView,
     StackStatus,
     UsageView,
     WatchlistView,
@@ -165,6 +166,10 @@ class Local:
     def marks(self) -> MarksView:
         """As the protocol says."""
         return read_marks(self.client, self.settings)
+
+    def silences(self) -> list[SilenceView]:
+        """As the protocol says."""
+        return silences_in_use(self.client, self.settings, utc_now())
 
     def dead_letters(self, limit: int | None = None) -> DeadLetterPage:
         """As the protocol says."""

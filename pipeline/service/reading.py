@@ -31,6 +31,7 @@ from pipeline.service.values import (
     OneIncident,
     PatternPage,
     RateTable,
+    SilenceView,
     StackStatus,
     UsageView,
     WatchlistView,
@@ -109,6 +110,9 @@ class PipelineReader(Protocol):
 
     def marks(self) -> MarksView:
         """The labels that people gave to patterns."""
+
+    def silences(self) -> list[SilenceView]:
+        """Incidents that people do not want to see for now; also those that ended within a week."""
 
     def dead_letters(self, limit: int | None = None) -> DeadLetterPage:
         """Batches that could not be processed, the newest first; None: all."""

@@ -154,6 +154,7 @@ class IncidentState(StrEnum):
     RESOLVED = "resolved"
     REGRESSED = "regressed"  # resolved, and its causes have come back
     ENDED = "ended"  # nobody decided, and nothing came for a while
+    SILENCED = "silenced"  # silences cover all of its listed causes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +174,8 @@ class Decision:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentView:
     """An incident: causes that began together. The first cause is likely the first of them. `decision`: what
-    somebody decided of it, and `state`: where that leaves it."""
+    somebody decided of it, and `state`: where that leaves it. `silences`: ids of those that cover causes of
+    it now."""
 
     id: str
     first: datetime
@@ -191,6 +193,7 @@ class IncidentView:
     more_causes: int
     state: IncidentState = IncidentState.OPEN
     decision: Decision | None = None
+    silences: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,6 +310,24 @@ class MarkView:
     def of_lines(self) -> bool:
         """False for what was found in sessions or rates."""
         return self.template_id is None or self.template_id > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SilenceView:
+    """Not now: incidents of these causes are shown apart until the end. `workload`: a pattern. `template`:
+    T17, None for all. `service`: a pattern of the last part of a workload's name, "" for all. `incidents`: so
+    many of those that are kept have a cause that it covers now."""
+
+    id: str
+    workload: str
+    template: str | None
+    service: str
+    until: datetime
+    why: str
+    by: str
+    at: datetime
+    expired: bool = False
+    incidents: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from pipeline.service.mark_target import Finder
 from pipeline.service.marks import mark_view, put_mark, revoke_marks
 from pipeline.service.models import chosen_version, promote_model, roll_back_model
 from pipeline.service.questions import asked_moment
+from pipeline.service.silences import end_silence, put_silence
 from pipeline.service.trainings import TrainingAsked, cancel_training, request_training
 from pipeline.service.values import (
     Action,
@@ -31,6 +32,7 @@ from pipeline.service.values import (
     MarkView,
     Moved,
     NewKey,
+    SilenceView,
     WatchlistChange,
 )
 from pipeline.service.watchlist import change_watchlist
@@ -69,6 +71,17 @@ class DecisionBody(Body):
     seen: AwareDatetime | None = None
     lasts: Annotated[str, Field(max_length=12)] | None = None
     why: Why = ""
+
+
+class SilenceBody(Body):
+    """`workload`: a pattern, as in the watchlist. `lasts`: 15m, 2h, 7d; at most 90d. `template`: T17.
+    `service`: a pattern of the last part of a workload's name."""
+
+    workload: Text
+    lasts: Annotated[str, Field(max_length=12)]
+    why: Annotated[str, Field(min_length=1, max_length=500)]
+    template: Annotated[str, Field(max_length=24)] | None = None
+    service: Annotated[str, Field(max_length=200)] = ""
 
 
 class ReasonBody(Body):
@@ -175,6 +188,24 @@ async def delete_mark(
         return [mark_view(mark) for _, _, mark in revoked if mark is not None]
 
     return as_json(request, await api.facts(act))
+
+
+@router.post("/silences", responses=answers_with(SilenceView, "The silence.", status=201), status_code=201)
+async def post_silence(request: Request, asker: Marking, body: SilenceBody) -> Response:
+    """Shows incidents apart until a time, where silences cover all of their causes. Nothing else changes."""
+    api = api_of(request)
+    made = await api.facts(
+        put_silence, api.client, api.settings, body.workload, lasts=body.lasts, why=body.why, by=asker.name,
+        template=body.template, service=body.service,
+    )  # fmt: skip
+    return as_json(request, made, status=201)
+
+
+@router.delete("/silences/{silence}", responses=answers_with(SilenceView, "The silence, which has ended."))
+async def delete_silence(request: Request, asker: Marking, silence: Name) -> Response:
+    """Ends a silence now, by its id or the beginning of it."""
+    api = api_of(request)
+    return as_json(request, await api.facts(end_silence, api.client, api.settings, silence, by=asker.name))
 
 
 @router.post("/incidents/{incident}/{action}", responses=answers_with(IncidentView, "The incident then."))

@@ -116,12 +116,16 @@ class ChangeFeed:
         pipe.zrevrange(keys.dead, 0, 0)
         pipe.hgetall(keys.counts)
         pipe.xrevrange(keys.audit, count=1)
+        pipe.hgetall(keys.silences)
         with answering():
-            marks, watch, model, names, now, queue, ended, dead, newest, counts, audit = pipe.execute()
+            marks, watch, model, names, now, queue, ended, dead, newest, counts, audit, silences = (
+                pipe.execute()
+            )
         incidents = Scripts(self._client).run("watching/fingerprint", [keys.watching("incidents")], [])
         found: dict[str, Any] = {
             "incidents": incidents,
             "marks": marks,
+            "silences": sorted(silences.items()),
             "watchlist": watch,
             "models": (sorted(model.items()), sorted(names)),
             "trainings": (now, queue, ended),

@@ -17,7 +17,7 @@ from pipeline.service.access.keys import ADMIN, OPERATE, READ
 from pipeline.service.cursors import page_of
 from pipeline.service.dead_letters import read_dead_batch, read_dead_letters
 from pipeline.service.gpu import can_infer, read_usage
-from pipeline.service.incidents import read_incident, read_incidents
+from pipeline.service.incidents import read_incident, read_incidents, silences_in_use
 from pipeline.service.marks import read_marks
 from pipeline.service.models import read_model, read_models
 from pipeline.service.pool_facts import lease_rows, pool_facts, tenant_rows
@@ -36,6 +36,7 @@ from pipeline.service.values import (
     ModelView,
     OneIncident,
     SenderPage,
+    SilenceView,
     StackStatus,
     UsageView,
     WatchlistView,
@@ -125,6 +126,12 @@ async def get_watchlist(request: Request, _asker: WholeView) -> Response:
 async def get_marks(request: Request, _asker: WholeView) -> Response:
     """The labels that people gave to patterns."""
     return await _told(request, lambda api: read_marks(api.client, api.settings))
+
+
+@router.get("/silences", responses=answers_with(list[SilenceView], "The one that ends last first."))
+async def get_silences(request: Request, _asker: WholeView) -> Response:
+    """Incidents that people do not want to see for now; also those that ended within a week."""
+    return await _told(request, lambda api: silences_in_use(api.client, api.settings, utc_now()))
 
 
 @router.get("/dead-letters", responses=answers_with(DeadLetterPage, "The newest first."))

@@ -451,7 +451,7 @@ def both(
         "patterns --template T1 --values --since 2026-01-01 --until 2026-11-30T23:00", "patterns --values",
         "patterns --template T1 --values --json --since 2026-01-01 --until 2026-11-30T23:00",
         "incidents", "incidents --json", "incidents --open", "incidents nothing",
-        "models list", "models list --json", "models show", "train --list", "watch list", "watch list --json",
+        "silence --list", "silence --list --json", "models list", "models list --json", "models show", "train --list", "watch list", "watch list --json",
         "mark --list", "mark --list --json", "dead list", "dead list --json", "dead list --limit 2",
         "dead show d1", "dead show nothing", "senders", "senders --json",
         "gpu leases", "gpu tenants", "gpu usage", "gpu usage --json --since 2026-01-01",
@@ -480,7 +480,7 @@ def test_status_and_gpu_top_print_the_same_but_for_the_moment(both: tuple[Verb, 
 
 def test_a_verb_that_changes_things_says_that_it_works_on_the_machine(both: tuple[Verb, Verb]) -> None:
     for verb in ("train", "watch add a", "mark 1 normal", "dead retry all", "gpu release a --token 1", "up",
-                 "models rollback", "results files"):  # fmt: skip
+                 "models rollback", "results files", "silence a --for 1h --why w"):  # fmt: skip
         said = both[1](*verb.split())
         assert (said.code, "leave out --url" in said.err) == (2, True), said
 
@@ -526,6 +526,13 @@ def test_a_client_asks_beside_and_decides(asked: Asked) -> None:
     with pytest.raises(BadInput, match="a snooze of '9x' is none"):
         asked.client.decide(name, Action.SNOOZE, lasts="9x")
     assert asked.client.decide(name, Action.REOPEN).decision is None
+    made = asked.client.silence("other", lasts="1h", why="a test", template="T1")
+    assert [one.id for one in here.silences()] == [made.id] and asked.client.silences()[0].incidents == 1
+    states = {one.workloads[0]: one.state for one in asked.client.incidents().incidents}
+    assert states["other"] == "silenced" and "silenced" not in states["shop/web"]
+    assert asked.client.end_silence(made.id[:6]).expired
+    with pytest.raises(NotFound, match="no silence"):
+        asked.client.end_silence("nothing")
 
 
 def test_a_client_that_reads_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:

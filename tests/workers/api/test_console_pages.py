@@ -204,6 +204,35 @@ def test_a_page_shows_what_is_known(local: Person, path: str, words: tuple[str, 
         assert "<caption" in head and "<th>" not in head and 'scope="col"' in head, path
 
 
+def test_a_silenced_incident_stands_apart_until_somebody_ends_that(place: Place, local: Person) -> None:
+    assert "silenced" not in local.page("/") and "T1 has stopped" in local.page("/")
+    for fields, words in (
+        ([("workload", "shop/web"), ("lasts", "2y"), ("why", "w")], "is none"),
+        ([("workload", "shop/web"), ("lasts", "2h"), ("why", "")], "needs a reason"),
+    ):
+        status, _, body = local.do("/do/silence", *fields)
+        assert status == 400 and words in body
+    why = f"maintenance {'<b>'}"
+    status, where, _ = local.do("/do/silence", ("workload", "shop/web"), ("lasts", "2h"), ("why", why))
+    assert (status, where) == (303, "/")
+    now, listed, kept = local.page("/"), local.page("/incidents?state=silenced"), local.page("/silences")
+    assert "1 incident silenced" in now and "T1 has stopped" not in now
+    assert (
+        "T1 has stopped" in listed
+        and "maintenance &lt;b&gt;" in kept
+        and '<td class="num" data-name="Incidents">1<' in kept
+    )
+    name = re.search(r"/do/silence/([0-9a-f]{8})/end", kept)
+    assert name is not None
+    reader = place.person("only-reads", "read")
+    assert f"/do/silence/{name[1]}/end" not in reader.page("/silences") and "silenced" in reader.page("/")
+    assert reader.do(f"/do/silence/{name[1]}/end")[0] == 403
+    assert place.person("some", "mark", only=("shop/*",)).status_of("/silences") == 403
+    assert local.do(f"/do/silence/{name[1]}/end", ("x", ""), **{"HX-Request": "true"})[0] == 200
+    assert "T1 has stopped" in local.page("/") and "Ended within a week" in local.page("/silences")
+    assert [action for _, action, _ in place.actions()][:2] == ["silence.end", "silence.begin"]
+
+
 def test_a_page_that_is_written_once_has_a_nonce_and_a_token_for_each(place: Place) -> None:
     two = [place.person("local") for _ in range(2)]
     nonces, tokens = set(), set()

@@ -23,9 +23,11 @@ from pipeline.workers.api.console.views import Visitor, render
 
 router: Final = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
 See = Annotated[Visitor, Depends(sees())]
-Wanted = Literal["attention", "all", "open", "acknowledged", "snoozed", "resolved", "regressed", "ended"]
+Wanted = Literal[
+    "attention", "all", "open", "acknowledged", "snoozed", "resolved", "regressed", "ended", "silenced"
+]
 STATES: Final[tuple[Wanted, ...]] = (
-    "attention", "all", "open", "acknowledged", "snoozed", "regressed", "resolved", "ended"
+    "attention", "all", "open", "acknowledged", "snoozed", "regressed", "resolved", "ended", "silenced"
 )  # fmt: skip
 ASKED: Final = 8  # causes whose lines are looked up; the text of the others stands in the incident
 SAMPLES: Final = 2
