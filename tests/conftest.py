@@ -278,7 +278,8 @@ MAY_SKIP = re.compile(
     + ("|promtool is not here" if os.environ.get("NO_PROMTOOL") else "")  # scripts/test has tried to get it
     + ("" if shutil.which("strace") else "|strace is not here")
     + ("" if platform.machine() in ("x86_64", "aarch64") else "|SeaweedFS")  # of others there is no wheel
-    + "|needs Chromium|no Redis with TLS here|needs (?:caddy|rsyslogd|syslog-ng|systemd-journal-|logger|rotel-agent|node)"  # .ci/run has tried to install them
+    + ("|needs Chromium" if os.environ.get("NO_CHROMIUM") else "")  # .ci/run has found no package of it
+    + "|no Redis with TLS here|needs (?:caddy|rsyslogd|syslog-ng|systemd-journal-|logger|rotel-agent|node)"  # .ci/run has tried to install them
 )
 
 
