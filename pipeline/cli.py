@@ -46,7 +46,7 @@ class Verb:
 REMOTE: Final = frozenset(
     (
         "status", "results", "patterns", "incidents", "models", "train", "watch", "mark", "silence", "dead", "senders",
-        "gpu",
+        "gpu", "events",
     )
 )  # fmt: skip
 GPU: Final = Verb("gpu", "gpu.verbs", None, "")  # its flags add it
@@ -119,6 +119,12 @@ VERBS: Final = (
         "incidents",
         flags.incidents,
         "what went wrong together: open and past incidents, the newest first",
+    ),
+    Verb(
+        "events",
+        "events.verb",
+        flags.events,
+        "what has happened: models, trainings, leases of GPUs, incidents; for other programs to follow",
     ),
     Verb("results", "results", flags.results, "stored results"),
     Verb("export", "export", flags.export, "stored results as CSV, Parquet or a Delta table"),

@@ -358,6 +358,23 @@ def incidents(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def events(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--follow", action="store_true", help="go on until Ctrl-C; with --json an event in each row"
+    )
+    parser.add_argument(
+        "--since",
+        metavar="ID|WHEN",
+        help="those behind this event, or of the last 15m, 1h, 7d, or since a time",
+    )
+    parser.add_argument(
+        "--type", action="append", metavar="TYPE", help="only model.live, or model.*; may be given again"
+    )
+    parser.add_argument(
+        "--limit", type=_positive, metavar="N", help="the first N; without --since the newest N (50)"
+    )
+
+
 def results(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",

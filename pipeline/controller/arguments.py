@@ -16,6 +16,7 @@ class CancelArgs(msgspec.Struct, frozen=True, kw_only=True):
     """Stops a training (cancel.lua)."""
 
     request_id: str
+    model: str
     keep_s: int
     keep: int  # how many ended ones are remembered
 
@@ -44,6 +45,10 @@ class EndArgs(msgspec.Struct, frozen=True, kw_only=True):
     token: str  # "": the sweep, which ends a training only when nobody holds its lease
     state: str
     status: str  # JSON
+    model: str
+    version: str  # "": it came to none
+    published: bool
+    reason: str
     keep_s: int
     keep: int  # how many ended ones are remembered
     retry_id: str  # "": no retry

@@ -98,12 +98,24 @@ class Trainings:
 
     def cancel(self, request_id: str) -> str:
         """ "cancelled" before it began, "asked" if the next step stops it. Raises BadInput after its end."""
-        request_id = self.followed(request_id).request_id  # a retry is the same training
+        status = self.followed(request_id)  # a retry is the same training
+        request_id = status.request_id
         k = self.keys
         answer = self.scripts.run(
             "training/cancel",
-            [k.training(request_id), k.training_queue, k.training_keys, k.trainings, k.trainings_ended],
-            [named_arguments(CancelArgs(request_id=request_id, keep_s=KEEP_S, keep=KEEP))],
+            [
+                k.training(request_id),
+                k.training_queue,
+                k.training_keys,
+                k.trainings,
+                k.trainings_ended,
+                k.events,
+            ],
+            [
+                named_arguments(
+                    CancelArgs(request_id=request_id, model=status.model, keep_s=KEEP_S, keep=KEEP)
+                )
+            ],
         ).decode()
         if answer in ("unknown", "ended"):
             word = "is not known" if answer == "unknown" else "has ended already"
@@ -188,7 +200,7 @@ class Trainings:
                 "training/take",
                 [
                     k.training(ids[0]), k.training_queue, k.training_keys, k.lease(TRAINING), k.training_now,
-                    k.training(before or "-"),
+                    k.training(before or "-"), k.events,
                 ],
                 [named_arguments(args)],
             ).decode()  # fmt: skip
@@ -268,6 +280,10 @@ class Trainings:
             token=token,
             state=status.state.value,
             status=_dump(status),
+            model=status.model,
+            version=status.version,
+            published=status.published,
+            reason=status.reason,
             keep_s=KEEP_S,
             keep=KEEP,
             retry_id=retry_id,
@@ -279,7 +295,7 @@ class Trainings:
             "training/end",
             [
                 k.training(status.request_id), k.lease(TRAINING), k.training_now, k.training(retry_id or "-"),
-                k.training_queue, k.training_keys, k.trainings, k.trainings_ended,
+                k.training_queue, k.training_keys, k.trainings, k.trainings_ended, k.events,
             ],
             [named_arguments(args)],
         )  # fmt: skip

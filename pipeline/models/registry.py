@@ -205,7 +205,12 @@ class Registry:
         )
         answer = self._acknowledged(
             "models/publish",
-            [self.keys.model(model), self.keys.lease(lease.resource), self.keys.model_names],
+            [
+                self.keys.model(model),
+                self.keys.lease(lease.resource),
+                self.keys.model_names,
+                self.keys.events,
+            ],
             [named_arguments(args)],
         )
         if answer[0] == b"changed":
@@ -260,7 +265,7 @@ class Registry:
     ) -> None:
         generation = live.generation if live else 0
         args = PromoteArgs(version=version, generation=generation, at=at.isoformat(), model=model, how=how)
-        keys = [self.keys.model(model), self.keys.model_names]
+        keys = [self.keys.model(model), self.keys.model_names, self.keys.events]
         answer = self._acknowledged("models/promote", keys, [named_arguments(args)])
         if answer[0] != b"published":
             raise BadInput(

@@ -20,13 +20,14 @@ from nats.js.errors import BadRequestError, NotFoundError
 
 from pipeline.errors import SourceUnavailable
 from pipeline.nats.connection import ASK_S, NatsConnection
-from pipeline.nats.subjects import OUT_PREFIX
+from pipeline.nats.subjects import EVENTS_PREFIX, OUT_PREFIX
 from pipeline.settings.nats import NatsSource
 
 _API: Final = "$JS.API"
 INACTIVE_S: Final = 60.0  # after so long without a request the server forgets the consumer
 DUPLICATE_WINDOW_S: Final = 600.0  # in which the server knows a repeated Nats-Msg-Id
 OUT_HOURS: Final = 24
+EVENTS_DAYS, EVENTS_MIB = 7, 256  # of the stream of events
 GRACE_S: Final = 3.0  # for the end of a request, after the server's own limit
 _ENDS: Final = ("Batch Completed", "Message Size Exceeds MaxBytes")
 MSG_ID: Final = "Nats-Msg-Id"
@@ -86,6 +87,42 @@ def ensure_out(connection: NatsConnection, source: NatsSource) -> StreamFacts:
         republish=api.RePublish(src=f"{OUT_PREFIX}*", dest="{{wildcard(1)}}"),
     )
     return _ensure(connection, config)
+
+
+def ensure_events(connection: NatsConnection, source: NatsSource) -> str:
+    """The name of the stream of events. The server publishes what it stored under `logweir.events.`."""
+    name = f"{source.out}-events"
+    config = api.StreamConfig(
+        name=name,
+        description="What has happened in Logweir, as CloudEvents. The server repeats it, each event once.",
+        subjects=[f"{OUT_PREFIX}*.*"],
+        retention=api.RetentionPolicy.LIMITS,
+        storage=api.StorageType.FILE,
+        discard=api.DiscardPolicy.OLD,
+        max_age=EVENTS_DAYS * 86_400.0,
+        max_bytes=EVENTS_MIB << 20,
+        num_replicas=source.replicas,
+        duplicate_window=DUPLICATE_WINDOW_S,
+        republish=api.RePublish(
+            src=f"{OUT_PREFIX}*.*", dest=EVENTS_PREFIX + "{{wildcard(1)}}.{{wildcard(2)}}"
+        ),
+    )
+    _ensure(connection, config)
+    return name
+
+
+def newest_message_id(connection: NatsConnection, stream: str) -> str:
+    """The Nats-Msg-Id of the last message of a stream, "" without one. Raises SourceUnavailable."""
+    last, js = facts_of(connection, stream).last, connection.jetstream
+
+    async def newest() -> str:
+        try:
+            message = await js.get_msg(stream, last)
+        except NotFoundError:  # it was removed by its age
+            return ""
+        return str((message.headers or {}).get(MSG_ID, ""))
+
+    return connection.call(newest()) if last else ""
 
 
 def facts_of(connection: NatsConnection, stream: str) -> StreamFacts:

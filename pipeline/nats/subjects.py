@@ -22,6 +22,7 @@ MODEL_WORKLOADS: Final = "model_workload_parameters"
 # The stream of results holds them under this prefix. The server publishes each again without it, once stored:
 # subscribers to a subject of Opni see a message that came twice only once.
 OUT_PREFIX: Final = "logweir.out."
+EVENTS_PREFIX: Final = "logweir.events."  # of subjects of events, such as logweir.events.model.live
 WORKERS: Final = "workers"  # the queue group of Opni's services
 ANSWERERS: Final = "logweir"  # the queue group of gateways, of which one answers a request
 

@@ -103,6 +103,8 @@ class Keys:
     silences = Key("hash id -> JSON", "incidents that people do not want to see for now (service/silences.py)",
         "200; a new one removes those that ended a week ago")
     audit = Key("stream", "changes that people made: who, what, of which thing (service/access/audit.py)", "10,000")
+    events = Key("stream", "what has happened, for others to follow (observe/events.py)",
+        "20,000 in _prelude.lua")
     senders = Key("hash `protocol key peer` -> JSON", "who sends, how much, and when last",
         "1,000; the longest silent one goes; TTL 30 days")
     samples = Key("list JSON", "a few lines of each sender, whose formats a worker looks for",
@@ -138,7 +140,8 @@ class Keys:
         "one per stream; a day after its last report")
     nats_since = Key("string", "the start of Redis under which results were looked for, and from when on",
         "sinks/nats.py; TTL 30 days")
-    nats_jobs = Key("hash training -> JSON", "trainings that were asked for over NATS; workloads under ''",
+    nats_jobs = Key("hash training -> JSON",
+        "trainings that were asked for over NATS; the workloads, the last event",
         "workers/nats/jobs.py drops ended ones")
     epoch = Key("hash", "the replication id of Redis; the end of the quarantine after a change", "one")
     model_names = Key("set", "models that were ever published", "one per model")

@@ -21,6 +21,7 @@ import msgspec
 
 from pipeline.controller.training_status import Status
 from pipeline.errors import AnswerCancelled, BadInput, LeaseRefused, NotFound, SourceUnavailable
+from pipeline.observe.events import EventPage
 from pipeline.service.questions import LinesAsked, PatternsAsked, UsageColumn
 from pipeline.service.stored.values import (
     COMPARED_SPAN,
@@ -300,6 +301,12 @@ class Client:
     def audit(self, limit: int = 100, cursor: str | None = None) -> AuditPage:
         """Who changed what, the newest first."""
         return self._get("/audit", AuditPage, _query(limit=limit, cursor=cursor))
+
+    def event_log(self, since: str | None = None, limit: int = 100, types: Sequence[str] = ()) -> EventPage:
+        """The first `limit` events behind an id, or the newest without one; of these types, such as
+        `model.*`. `last` of the page is `since` of the next one."""
+        query = _query(since=since, limit=limit, type=",".join(types))
+        return self._get("/events/log", EventPage, query)
 
     def call(self, method: str, path: str, kind: type[T], body: Any = None) -> T:
         """Any route below /api/v1, with a JSON body: `client.call("POST", "/marks", MarkView, {...})`."""

@@ -12,6 +12,7 @@ from pipeline.controller.training_status import Status
 from pipeline.gpu.pool import Pool
 from pipeline.ledger.ledger import Ledger
 from pipeline.models.registry import Registry
+from pipeline.observe.events import EventPage, read_events
 from pipeline.records.batch import utc_now
 from pipeline.redis.connection import connect
 from pipeline.service.access.audit import read_audit
@@ -204,3 +205,7 @@ class Local:
     def audit(self, limit: int = 100, cursor: str | None = None) -> AuditPage:
         """As the protocol says."""
         return read_audit(self.client, self.settings, limit=limit, cursor=cursor)
+
+    def event_log(self, since: str | None = None, limit: int = 100, types: Sequence[str] = ()) -> EventPage:
+        """As the protocol says."""
+        return read_events(self.client, self.settings, since=since, limit=limit, types=types)

@@ -9,6 +9,7 @@ from typing import Final, Literal, Self, get_args
 
 from pipeline.controller.watchlist import check_pattern
 from pipeline.errors import BadInput
+from pipeline.observe.events import id_before, is_event_id
 from pipeline.records.levels import LEVELS
 from pipeline.units import span, time_of
 
@@ -130,6 +131,16 @@ def template_number(text: str, *, flag: str = "--template") -> int:
 def asked_moment(text: str | None, now: datetime, *, flag: str) -> datetime | None:
     """The moment of a text such as `1h` or 2026-11-20T10:00, None without one. Raises BadInput."""
     return time_of(text, now, flag=flag) if text else None
+
+
+def asked_event(text: str | None, now: datetime, *, flag: str) -> str | None:
+    """The id of an event behind which a page begins: an id, or that before a moment. Raises BadInput."""
+    if not text or is_event_id(text):
+        return text or None
+    try:
+        return id_before(time_of(text, now, flag=flag))
+    except BadInput as exc:
+        raise BadInput(f"{exc}, or the id of an event such as 1795168801123-0") from exc
 
 
 def _check_filters(workload: str | None, since: datetime | None, until: datetime | None) -> None:

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from pipeline.controller.training_status import Status
+from pipeline.observe.events import EventPage
 from pipeline.service.questions import LinesAsked, PatternsAsked, UsageColumn
 from pipeline.service.stored.values import (
     COMPARED_SPAN,
@@ -137,3 +138,7 @@ class PipelineReader(Protocol):
 
     def audit(self, limit: int = 100, cursor: str | None = None) -> AuditPage:
         """Who changed what, the newest first."""
+
+    def event_log(self, since: str | None = None, limit: int = 100, types: Sequence[str] = ()) -> EventPage:
+        """The first `limit` events behind an id, or the newest without one; of these types, such as
+        `model.*`."""

@@ -8,6 +8,7 @@ from typing import Final
 from pipeline.errors import BadPayload, TooNew
 from pipeline.logs import logger
 from pipeline.watching.incidents.live import Incidents
+from pipeline.watching.incidents.transitions import incident_transitions
 from pipeline.watching.rows import WatcherFinding
 from pipeline.watching.state import WatcherState
 from pipeline.watching.verdicts import events_of
@@ -35,14 +36,17 @@ class IncidentRound:
         if incidents is None:
             return changes
         try:
+            before = incidents.all()
             incidents.add(events)
             incidents.close(datetime.fromtimestamp(self.view.now_ms / 1000, UTC))
-            blob, is_open = incidents.pack(), sum(incident.open for incident in incidents.all())
+            blob, after = incidents.pack(), incidents.all()
+            transitions = incident_transitions(before, after)
         except Exception:  # noqa: BLE001 - costs these events, not the round's sessions and rates
             logger().exception("watch.failed")
             return changes
         changes.incidents = blob
-        changes.numbers["incidents"] = is_open
+        changes.events = transitions
+        changes.numbers["incidents"] = sum(incident.open for incident in after)
         return changes
 
     def _read(self) -> Incidents | None:

@@ -64,6 +64,7 @@ class RoundWire(msgspec.Struct, frozen=True, kw_only=True):
     minute_counts: dict[str, bytes]
     rates: dict[str, bytes]
     forgotten: list[str]  # workloads
+    events: list[tuple[str, str, str]]  # (type, subject, JSON) for others to follow
     rows: list[bytes]
     numbers: dict[str, int]  # fields of `watching`
 
@@ -247,7 +248,7 @@ class WatcherState:
     def change(self, changes: Changes, *, token: int) -> bool:
         """Write all changes in one step. False, without a change, after a takeover or a loss in Redis."""
         keys = [self.keys.lease(WATCH), *(self.keys.watching(*([name] if name else [])) for name in _KEYS)]
-        keys += [self.keys.watching("idle", lane.value) for lane in LANES]
+        keys += [self.keys.events, *(self.keys.watching("idle", lane.value) for lane in LANES)]
         wire = RoundWire(
             token=str(token),
             head=changes.head,
@@ -268,6 +269,7 @@ class WatcherState:
             minute_counts={name: counts.pack() for name, counts in changes.minute_counts.items()},
             rates=changes.rates,
             forgotten=changes.forgotten,
+            events=changes.events,
             rows=[pack_entry(*entry) for entry in changes.rows],
             numbers=changes.numbers,
         )

@@ -65,6 +65,7 @@ class Changes:
     forgotten: list[str] = field(default_factory=list)  # workloads
     rows: list[tuple[str, str, pl.DataFrame]] = field(default_factory=list)  # (batch id, workload, rows)
     incidents: bytes = b""  # b"" leaves them as they are
+    events: list[tuple[str, str, str]] = field(default_factory=list)  # (type, subject, JSON)
     numbers: dict[str, int] = field(default_factory=dict)  # fields of the hash `watching`
     # The following are no changes in Redis.
     found: list[WatcherFinding] = field(default_factory=list)
@@ -86,6 +87,7 @@ class Changes:
         self.rates |= part.rates
         self.forgotten += part.forgotten
         self.incidents = self.incidents or part.incidents
+        self.events += part.events
         self.numbers |= part.numbers
         self.found += part.found
         self.judged += part.judged

@@ -12,7 +12,13 @@ from nats_server import Heard, NatsServer, payload, single
 from e2e.harness import Up, end, nothing_left, ordinary, until
 from pipeline.errors import RedisUnavailable
 
-SUBJECTS = ("inferenced_logs", "templates_index", "gpu_trainingjob_status", "model_update")
+SUBJECTS = (
+    "inferenced_logs",
+    "templates_index",
+    "gpu_trainingjob_status",
+    "model_update",
+    "logweir.events.*.*",
+)
 WORKLOADS = {"c1": {"shop": ["web"]}}
 
 
@@ -68,6 +74,8 @@ def test_every_payload_is_answered_once_though_all_that_works_on_it_is_killed(tm
             assert any("user <NUM> logged in from <IP>" in text for text in texts), texts
             told = [json.loads(data) for data in heard.of("model_update")]
             assert [one["bucket"] for one in told] == ["logweir"]
+            for kind in ("training.started", "training.ended", "model.live"):
+                assert len(heard.of(f"logweir.events.{kind}")) == 1, kind
             assert up.stop() == 0
         finally:
             heard.close()

@@ -30,6 +30,7 @@ from pipeline.models import trainer
 from pipeline.models.bundle import load_known
 from pipeline.models.config import ModelConfig
 from pipeline.models.fitting import TrainConfig
+from pipeline.observe.events import read_events
 from pipeline.records.query import Query
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.records.verdict import pattern_ids
@@ -219,6 +220,10 @@ def test_what_the_judge_turns_down_is_kept_with_the_reason_and_can_be_promoted(
         "alerts too often",
     )
     assert now_live(context) == before
+    (told,) = read_events(context.client, context.settings, types=["model.rejected"]).events
+    assert told.data == {
+        "version": status.version, "model": "shared", "reason": "alerts too often", "training": second
+    }  # fmt: skip
     note = context.registry.note(status.version)
     assert note is not None
     assert (note.state, note.reason) == ("candidate", "alerts too often")

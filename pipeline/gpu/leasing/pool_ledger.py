@@ -66,6 +66,7 @@ class PoolLedger:
             *(self.keys.gpu(name) for name in NAMES),
             self.keys.epoch,  # shared with redis/leases.py: one restart of Redis, one quarantine
             *(self.keys.gpu(name) for name in NAMES_PER_REQUEST),
+            self.keys.events,
         ]
 
     def _run(self, name: str, args: msgspec.Struct) -> Any:

@@ -48,9 +48,13 @@ local function count_ended(ended, trainings, id, keep)
     redis.call('ZREMRANGEBYRANK', ended, 0, surplus - 1)
   end
 end
+-- Something that others follow happens in this step (observe/events.py has the types). `data`: JSON.
+local function add_event(events, kind, subject, data)
+  redis.call('XADD', events, 'MAXLEN', '~', 20000, '*', 'type', kind, 'subject', subject, 'data', data)
+end
 -- The live pointer of a model (models/publish.lua, models/promote.lua). `history` is a JSON list of the versions that were live, the
 -- live one last; going back takes the one that is left off it.
-local function move_pointer(model, names, old, version, token, at, name, how)
+local function move_pointer(model, names, events, old, version, token, at, name, how)
   local history = cjson.decode(old.history or '[]')
   if how == 'rolled-back' then table.remove(history) end
   if history[#history] ~= version then history[#history + 1] = version end
@@ -59,5 +63,7 @@ local function move_pointer(model, names, old, version, token, at, name, how)
   redis.call('HSET', model, 'version', version, 'token', token, 'published', at, 'how', how,
     'published_ms', string.format('%.0f', now_ms()), 'history', cjson.encode(history))
   redis.call('SADD', names, name)
+  add_event(events, 'model.live', version, cjson.encode({ version = version, model = name, how = how,
+    generation = generation, before = old.version or '' }))
   return generation
 end

@@ -20,6 +20,7 @@ from pipeline.sinks.answers.answers import Answers
 from pipeline.sinks.answers.choose import answers_of
 from pipeline.workers.api.access import Doorkeeper
 from pipeline.workers.api.changes import ChangeFeed
+from pipeline.workers.api.event_feed import EventFeed
 from pipeline.workers.api.problems import AskRefused
 from pipeline.workers.api.sharing import SharedAnswers
 
@@ -45,6 +46,7 @@ class Api:
         self.doorkeeper = doorkeeper
         self.keys = keys
         self.feed = ChangeFeed(client, settings)
+        self.events = EventFeed(client, settings)
         self.shared = SharedAnswers()
         self.streams = asyncio.Semaphore(STREAMS)
         self._threads = ThreadPoolExecutor(REDIS_THREADS, thread_name_prefix="api")
@@ -81,6 +83,7 @@ class Api:
     async def close(self) -> None:
         """Frees the engines."""
         await self.feed.close()
+        await self.events.close()
         while not self._free.empty():
             answers = self._free.get_nowait()
             await asyncio.get_running_loop().run_in_executor(self._engine_threads, answers.close)

@@ -10,6 +10,7 @@ from pipeline.controller.training_status import Status
 from pipeline.errors import BadInput
 from pipeline.gpu.pool import Pool
 from pipeline.models.registry import Registry
+from pipeline.observe.events import EventPage, check_event_id, check_event_types, read_events
 from pipeline.records.batch import utc_now
 from pipeline.service.access.audit import read_audit
 from pipeline.service.access.key_changes import read_keys
@@ -21,7 +22,7 @@ from pipeline.service.incidents import read_incident, read_incidents, silences_i
 from pipeline.service.marks import read_marks
 from pipeline.service.models import read_model, read_models
 from pipeline.service.pool_facts import lease_rows, pool_facts, tenant_rows
-from pipeline.service.questions import asked_moment
+from pipeline.service.questions import asked_event, asked_moment
 from pipeline.service.senders import read_senders
 from pipeline.service.status import read_status
 from pipeline.service.trainings import MAX_TRAININGS, read_trainings
@@ -268,6 +269,57 @@ async def get_events(
         raise BadInput("the Last-Event-ID is none of ours; leave it out")
     return StreamingResponse(
         feed.follow(last), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+    )
+
+
+@router.get(
+    "/events/log",
+    responses={
+        200: {
+            "description": "Events, the oldest first.",
+            "model": EventPage,
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        },
+        **{k: v for k, v in answers_with(EventPage, "").items() if k != 200},
+    },
+)
+async def get_event_log(
+    request: Request,
+    _asker: WholeView,
+    *,
+    since: Annotated[
+        str | None,
+        Query(
+            max_length=60, description="Those behind this id, or since 15m, 1h, 7d, or a time in ISO 8601."
+        ),
+    ] = None,
+    type: Annotated[
+        str | None, Query(max_length=300, description="Types or patterns, such as model.*,training.ended.")
+    ] = None,
+    limit: Limit = 100,
+    follow: Annotated[
+        bool, Query(description="Go on, as Server-Sent Events, until the client leaves.")
+    ] = False,
+) -> Response:
+    """What has happened, as CloudEvents. Without `since` the newest, or with `follow` those to come.
+
+    `last` of the answer is `since` of the next question. Header Last-Event-ID goes before `since`."""
+    types = [one.strip() for one in type.split(",")] if type else []
+    check_event_types(types)
+    begin = asked_event(since, utc_now(), flag="since")
+    if not follow:
+        return await _told(
+            request, lambda api: read_events(api.client, api.settings, since=begin, limit=limit, types=types)
+        )
+    feed = api_of(request).events
+    if feed.full:
+        raise AskRefused(503, "too many clients follow events already; ask again later")
+    if last := request.headers.get("last-event-id", ""):
+        check_event_id(last)
+    return StreamingResponse(
+        feed.follow(last or begin, types),
+        media_type="text/event-stream",
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
 
 

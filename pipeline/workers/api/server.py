@@ -80,6 +80,7 @@ async def serve_api(settings: Settings, door: Doorkeeper, opened: socket.socket,
                 await asyncio.wait_for(stop.wait(), PULSE_S)
     finally:
         await api.feed.close()
+        await api.events.close()
         await server.stop()
         await api.close()
         await asyncio.to_thread(heart.leave)

@@ -5,8 +5,8 @@ import socket
 import threading
 from typing import Final
 
-from pipeline.errors import BadSetting
-from pipeline.logs import set_up
+from pipeline.errors import BadSetting, SourceUnavailable
+from pipeline.logs import logger, set_up
 from pipeline.nats.connection import NatsConnection
 from pipeline.producer import Producer
 from pipeline.settings import Settings
@@ -15,6 +15,7 @@ from pipeline.workers.liveness import Progress
 from pipeline.workers.loops import tend
 from pipeline.workers.nats.answers import RequestAnswers
 from pipeline.workers.nats.at_most_once import AtMostOnceReader
+from pipeline.workers.nats.event_mirror import EventMirror
 from pipeline.workers.nats.reader import NatsReader
 
 ROLE: Final = "nats"
@@ -48,7 +49,8 @@ class Gateway:
     ) -> None:
         self.connection = NatsConnection(source, name=f"logweir {holder}"[:100])
         self.answers = RequestAnswers(self.connection, producer, stop)
-        serves = source.is_gpu_service
+        self.mirror = EventMirror(self.connection, producer.ledger)
+        self._why = ""  # the events of the pipeline wait
         kind = NatsReader if source.is_durable else AtMostOnceReader
         self.reader = kind(
             self.connection,
@@ -56,8 +58,20 @@ class Gateway:
             holder=holder,
             stop=stop,
             pulse=(lambda: None) if progress is None else progress.pulse,
-            beside=self.answers.jobs.tend if serves else lambda: None,
+            beside=self.tend,
         )
+
+    def tend(self) -> None:
+        """Beside the reading: tells what Opni's services wait for, and the events of the pipeline."""
+        if self.connection.source.is_gpu_service:
+            self.answers.jobs.tend()
+        try:
+            self.mirror.tend()
+            self._why = ""
+        except SourceUnavailable as exc:  # the stream of events alone may be refused: logs are read on
+            if str(exc) != self._why:
+                logger(role=ROLE).warning("nats.events_wait", why=str(exc))
+            self._why = str(exc)
 
     def run(self) -> None:
         """Until `stop` was set."""

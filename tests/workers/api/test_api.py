@@ -422,6 +422,36 @@ def test_events_name_what_changed_also_to_a_client_that_was_away(asked: Asked) -
     again.close()
 
 
+def test_the_log_of_events_is_read_in_pages_and_followed(asked: Asked) -> None:
+    def put(version: str) -> str:
+        fields: Any = {"type": "model.live", "subject": version, "data": json.dumps({"version": version})}
+        return str(asked.redis.xadd(Keys(asked.settings.redis.key_prefix).events, fields), "ascii")
+
+    ids = [put(f"m{n}") for n in range(4)]
+    page = asked.get(f"/events/log?since={ids[0]}&limit=2&type=model.*")
+    assert [one["id"] for one in page["events"]] == ids[1:3] and page["last"] == ids[2] and not page["gap"]
+    assert page["events"][0]["time"].endswith("Z") and page["events"][0]["data"] == {"version": "m1"}
+    assert [one.id for one in asked.client.event_log(limit=2, types=["model.live"]).events] == ids[2:]
+    assert asked.ask("/api/v1/events/log?type=modle").status == 400
+    assert (
+        asked.ask("/api/v1/events/log", key=asked.new_key("of-events", "read", only=("shop/*",))).status
+        == 403
+    )
+    headers = {"Authorization": f"Bearer {asked.key}", "Last-Event-ID": ids[2]}
+    with closing(http.client.HTTPConnection(asked.url.removeprefix("http://"), timeout=30)) as connection:
+        connection.request("GET", "/api/v1/events/log?follow=true&type=model.*", headers=headers)
+        answer = connection.getresponse()
+        assert answer.getheader("content-type", "").startswith("text/event-stream")
+        heard = []
+        while len(heard) < 2:
+            field, _, value = answer.readline().decode().strip().partition(": ")
+            if field == "id":
+                heard.append(value)
+            if heard == ids[3:]:
+                ids.append(put("m4"))  # one that happens while it is followed
+        assert heard == ids[3:5]
+
+
 @pytest.fixture
 def both(
     asked: Asked, monkeypatch: pytest.MonkeyPatch, capsys: "pytest.CaptureFixture[str]", tmp_path: Path
@@ -455,7 +485,7 @@ def both(
         "mark --list", "mark --list --json", "dead list", "dead list --json", "dead list --limit 2",
         "dead show d1", "dead show nothing", "senders", "senders --json",
         "gpu leases", "gpu tenants", "gpu usage", "gpu usage --json --since 2026-01-01",
-        "gpu usage --csv",
+        "gpu usage --csv", "events --limit 3", "events --since 1h --type model.* --json", "events --since never",
     ],
 )  # fmt: skip
 def test_a_verb_prints_the_same_through_the_api(both: tuple[Verb, Verb], verb: str) -> None:

@@ -11,19 +11,22 @@ from killed_intake import producer_of
 from nats_server import Heard, NatsServer, list_bytes, payload, single
 from polling import wait_until
 
-from pipeline.controller.trainings import Trainings
+from pipeline.controller.trainings import TrainingRequest, Trainings
 from pipeline.controller.watchlist import Watchlist
 from pipeline.ledger.ledger import Ledger
+from pipeline.nats import streams
+from pipeline.observe.events import BEGIN, read_events
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
 from pipeline.settings.nats import NatsSource
 from pipeline.workers.nats import reader as reader_module
+from pipeline.workers.nats.event_mirror import CURSOR
 from pipeline.workers.nats.jobs import patterns_of
 from pipeline.workers.nats.process import Gateway
 
 LIMIT_S = 20
 SHOP = {"c1": {"shop": ["web"]}}
-TOLD = ("model_update", "model_workload_parameters", "gpu_trainingjob_status")
+TOLD = ("model_update", "model_workload_parameters", "gpu_trainingjob_status", "logweir.events.*.*")
 
 
 class World:
@@ -165,6 +168,35 @@ def test_a_killed_gateway_tells_the_end_of_a_training_all_the_same(world: World)
     assert wait_until(lambda: b"JobEnd" in world.heard.of("gpu_trainingjob_status"), timeout_s=LIMIT_S)
     world.gateway.answers.jobs.tend()
     assert world.heard.of("gpu_trainingjob_status") == [b"JobStart", b"JobEnd"]
+
+
+def test_events_are_told_once_though_the_gateway_ends_and_redis_goes_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainings = Trainings(world.client, world.settings)
+    subject = "logweir.events.training.ended"
+
+    def cancelled() -> str:
+        request_id, _ = trainings.request(TrainingRequest())
+        trainings.cancel(request_id)
+        return request_id
+
+    monkeypatch.setattr(streams, "DUPLICATE_WINDOW_S", 0.1)  # the server has forgotten the ids by then
+    ids = [cancelled(), cancelled()]
+    assert wait_until(lambda: len(world.heard.of(subject)) == 2, timeout_s=LIMIT_S)
+    world.end()
+    world.client.hdel(world.keys.nats_jobs, CURSOR)
+    ids.append(cancelled())
+    world.start()
+    assert wait_until(lambda: len(world.heard.of(subject)) >= 3, timeout_s=LIMIT_S)
+    world.end()
+    world.start()
+    world.gateway.tend()
+    told = [json.loads(data) for data in world.heard.of(subject)]
+    assert [one["subject"] for one in told] == ids
+    assert {one["type"] for one in told} == {"training.ended"} and told[0]["specversion"] == "1.0"
+    page = read_events(world.client, world.settings, since=BEGIN, types=["training.ended"])
+    assert [one["id"] for one in told] == [event.id for event in page.events]
 
 
 def test_a_new_live_model_is_told_once(world: World) -> None:

@@ -1,9 +1,10 @@
 -- Shared by the scripts of the GPU pool, behind _prelude.lua. All scripts of gpu/leasing/pool_ledger.py get the same KEYS in this
--- order. The last two are the first parts of key names, one key per request; they carry the hash tag of the others.
+-- order. TOLD and ENDED are the first parts of key names, one key per request; they carry the hash tag of the others.
 local NODES, BEATS, DEVICES, LEASES, DEADLINES, YIELDS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local TAKEN, LEFT, WAITING, WAITING_UNTIL, TOKENS, USAGE = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
 local RESERVATION, EPOCH, FREED, RECORDS, METERED = KEYS[13], KEYS[14], KEYS[15], KEYS[16], KEYS[17]
 local DEMAND, DEMAND_WINDOW, REPLICATION, TOLD, ENDED = KEYS[18], KEYS[19], KEYS[20], KEYS[21], KEYS[22]
+local EVENTS = KEYS[23]
 local TOLD_S, ENDED_S = 60, 600
 local RECORDS_MAX = 50000  -- 16 MiB; half a day of one end per second while nobody stores them
 local now = now_ms()
@@ -105,11 +106,22 @@ local function meter(lease, how)
     redis.call('HINCRBY', METERED, sum, math.floor((ended - lease.granted_ms) * share + 0.5))
   end
 end
+-- Tokens are no part of an event: whoever knows one may end the lease.
+local function lease_event(kind, lease, more)
+  local need, devices = lease.need, {}
+  for i, part in ipairs(lease.parts) do
+    devices[i] = { device = part.uuid, memory_mib = part.memory_mib, compute_percent = part.compute_percent }
+  end
+  more.lease, more.holder, more.tenant, more.kind = lease.lease_id, lease.holder, need.tenant, need.kind or 'user'
+  more.mode, more.devices, more.granted_ms = need.mode, devices, lease.granted_ms
+  add_event(EVENTS, kind, lease.lease_id, cjson.encode(more))
+end
 -- A lease ends. Where its processes may still be on the device (it was active, and its holder did not say that it is off)
 -- its parts go on counting as left. `how`: for its usage records, where the state does not say it.
 local function end_lease(lease, state, why, clean, half_life, how)
   local id, exclusive = lease.lease_id, lease.need.mode == 'exclusive'
   meter(lease, how or state)
+  lease_event('lease.ended', lease, { ended = how or state, why = why })
   for _, part in ipairs(lease.parts) do
     if lease.state == 'active' and not clean then
       -- The token makes the name unique: the same request may be granted, and end, there again.

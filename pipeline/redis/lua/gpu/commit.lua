@@ -77,8 +77,9 @@ for i, grant in ipairs(plan.grants) do
     redis.call('HSET', TOKENS, part.uuid, token)
     take(part, request.need.mode == 'exclusive', 1)
   end
-  local text = cjson.encode({ v = 1, lease_id = id, holder = request.holder, need = request.need, parts = grant.parts,
-    state = 'granted', granted_ms = now, ttl_ms = request.ttl_ms, share = grant.share, prepaid = grant.prepaid })
+  local lease = { v = 1, lease_id = id, holder = request.holder, need = request.need, parts = grant.parts,
+    state = 'granted', granted_ms = now, ttl_ms = request.ttl_ms, share = grant.share, prepaid = grant.prepaid }
+  local text = cjson.encode(lease)
   redis.call('HSET', LEASES, id, text)
   local deadline = whole(now + math.min(request.ttl_ms, a.lease_ttl_ms))
   redis.call('ZADD', DEADLINES, deadline, id)
@@ -86,6 +87,7 @@ for i, grant in ipairs(plan.grants) do
   charge(request.need.tenant, tonumber(grant.prepaid), a.half_life_s)
   forget_wait(id)
   tell(id, deadline .. ' ' .. text)
+  lease_event('lease.granted', lease, {})
   answer[#answer + 1], answer[#answer + 2] = text, deadline
 end
 for i, ask in ipairs(plan.yields) do
@@ -95,6 +97,7 @@ for i, ask in ipairs(plan.yields) do
     lease.yield_by_ms, lease.yield_why = ask.by_ms, ask.why
     redis.call('HSET', LEASES, lease.lease_id, cjson.encode(lease))
     redis.call('ZADD', YIELDS, whole(ask.by_ms), lease.lease_id)
+    lease_event('lease.yield', lease, { by_ms = ask.by_ms, why = ask.why })
     changed()
   end
 end

@@ -1,5 +1,5 @@
 -- Make a model version the live one of its model.
--- KEYS model, lease, model names
+-- KEYS model, lease, model names, events
 -- ARGV the struct PublishArgs (models/registry.py) as msgpack
 -- returns {'published', generation} | {'stale'} | {'changed'} (somebody moved the pointer meanwhile)
 -- invariant: only the live holder of the training lease moves the pointer here, checked in the same step; the
@@ -13,4 +13,4 @@ local lease = fields(KEYS[2])
 if lease.holder ~= a.holder or lease.token ~= a.token or tonumber(lease.deadline) <= now_ms() then return { 'stale' } end
 if old.token and tonumber(old.token) > tonumber(a.token) then return { 'stale' } end
 if a.expected and a.expected ~= tonumber(old.generation or '0') then return { 'changed' } end
-return { 'published', move_pointer(KEYS[1], KEYS[3], old, a.version, a.token, a.at, a.model, 'published') }
+return { 'published', move_pointer(KEYS[1], KEYS[3], KEYS[4], old, a.version, a.token, a.at, a.model, 'published') }

@@ -1,5 +1,5 @@
 -- Stop a training.
--- KEYS training, queue, keys, trainings, ended
+-- KEYS training, queue, keys, trainings, ended, events
 -- ARGV the struct CancelArgs (controller/arguments.py) as msgpack
 -- returns 'cancelled' (it had not begun) | 'asked' (its process stops at the next step) | 'ended' | 'unknown'
 local a = cmsgpack.unpack(ARGV[1])
@@ -17,4 +17,7 @@ redis.call('HSET', KEYS[1], 'state', 'cancelled', 'status', '{"reason":"an opera
   'ended_ms', now_ms())
 redis.call('EXPIRE', KEYS[1], a.keep_s)
 count_ended(KEYS[5], KEYS[4], a.request_id, a.keep)
+add_event(KEYS[6], 'training.ended', a.request_id, cjson.encode({ training = a.request_id, model = a.model,
+  state = 'cancelled', version = '', published = false, reason = 'an operator cancelled it before it began',
+  retried_as = '' }))
 return 'cancelled'

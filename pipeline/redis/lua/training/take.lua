@@ -1,5 +1,5 @@
 -- Begin the training that waits longest.
--- KEYS training, queue, keys, lease, now, training that ran last (as `now` says)
+-- KEYS training, queue, keys, lease, now, training that ran last (as `now` says), events
 -- ARGV the struct TakeArgs (controller/arguments.py) as msgpack
 -- returns 'taken' | 'gone' (it does not wait any more) | 'early' | 'stale' (the lease is not the caller's)
 --         | 'unended' (the one before died and was not ended yet: it would be forgotten, and look alive for ever)
@@ -26,4 +26,8 @@ if training.key and redis.call('HGET', KEYS[3], training.key) == a.request_id th
 if training.state ~= 'queued' then return 'gone' end
 redis.call('HSET', KEYS[1], 'state', 'fetching', 'token', a.token, 'started_ms', now)
 redis.call('SET', KEYS[5], a.request_id)
+local readable, request = pcall(cjson.decode, training.request or '')
+if not readable or type(request) ~= 'table' then request = {} end
+add_event(KEYS[7], 'training.started', a.request_id, cjson.encode({ training = a.request_id, model = request.model,
+  asked_by = request.asked_by, why = request.why, attempt = request.attempt, retry_of = request.retry_of }))
 return 'taken'

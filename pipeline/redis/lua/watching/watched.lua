@@ -1,12 +1,12 @@
 -- Writes the changes of one round of the watcher, and counts its observations as read.
--- KEYS lease, observations, watching, sessions, pulses, rates, incidents, outbox, pasts, past_due (pasts by expiry), then one
---      sorted set of idle sessions per lane
+-- KEYS lease, observations, watching, sessions, pulses, rates, incidents, outbox, pasts, past_due (pasts by expiry),
+--      events, then one sorted set of idle sessions per lane
 -- ARGV one msgpack map, spelled in watching/state.py:RoundWire
 -- returns 1, or 0 when the token is not the holder's, or Redis lost the state that the round has read. After a crash Redis
 --         may lose the last writes (appendfsync everysec): tokens repeat and observations are replayed.
 -- invariant: states, rows and the list change together or not at all, so every observation is in the states once.
-local LEASE, OBSERVATIONS, WATCHING, SESSIONS, PULSES, RATES, INCIDENTS, OUTBOX, PASTS, PAST_DUE = unpack(KEYS)
-local FIRST_LANE = 11
+local LEASE, OBSERVATIONS, WATCHING, SESSIONS, PULSES, RATES, INCIDENTS, OUTBOX, PASTS, PAST_DUE, EVENTS = unpack(KEYS)
+local FIRST_LANE = 12
 local round = cmsgpack.unpack(ARGV[1])
 local lease = redis.call('HMGET', LEASE, 'token', 'deadline')
 if lease[1] ~= round.token or tonumber(lease[2] or '0') <= now_ms() then return 0 end
@@ -56,6 +56,7 @@ for _, workload in ipairs(round.forgotten) do
   redis.call('HDEL', RATES, workload)
   redis.call('HDEL', WATCHING, 'lost ' .. workload)
 end
+for _, event in ipairs(round.events) do add_event(EVENTS, unpack(event)) end
 for _, entry in ipairs(round.rows) do redis.call('RPUSH', OUTBOX, entry) end
 for field, value in pairs(round.numbers) do redis.call('HSET', WATCHING, field, value) end
 return 1
