@@ -3,8 +3,9 @@ only.
 
 Flower shows events, which Redis may lose: the ledger is for counting. It runs read-only, because its buttons
 would end supervised workers or revoke wake-ups that the sweeper sends again. `--read_only=False` on the
-command line enables the buttons; `logweir up` never does. Off loopback it refuses to start without
-authentication. It writes nothing to disk, and its memory is bounded."""
+command line enables the buttons; `logweir up` never does. On loopback it answers sessions and keys of the
+console (flower_access.py); with a login of its own it answers that alone. Off loopback it refuses to start
+without such a login. It writes nothing to disk, and its memory is bounded."""
 
 import ast
 import contextlib
@@ -12,17 +13,20 @@ import ipaddress
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pipeline.errors import BadInput
 from pipeline.logs import logger, set_up
 from pipeline.messages.app import make_app
+from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 from pipeline.workers import sockets
 from pipeline.workers.exits import exit_code
+from pipeline.workers.flower_access import REALM, FlowerGate, FlowerRefusal
 from pipeline.workers.tethered import tether
 
+REDIS_S: Final = 2.0  # a page waits no longer for an answer about its visitor
 # They precede the options of the command line, which override them.
 OPTIONS: Final = (
     "--read_only=True",
@@ -94,19 +98,29 @@ def main(argv: Sequence[str]) -> int:
         tether(settings.internal.supervisor_pid, grace_s=0.0)  # there is nothing to save
     # Off loopback it has a login, and may stand behind a proxy under a name that it does not know.
     any_host = not _loopback(chosen.get("address", settings.stack.flower_address))
-    _prepare(settings, opened, any_host=any_host)
+    _prepare(settings, opened, any_host=any_host, gate=_gate(settings, chosen))
     make_app(settings).start(args)
     return 0
 
 
-def _prepare(settings: Settings, opened: socket.socket | None, *, any_host: bool) -> None:
+def _gate(settings: Settings, chosen: Mapping[str, str]) -> FlowerGate | None:
+    """Who may look; None where a login of Flower decides that."""
+    if settings.stack.flower_auth is not None or chosen.get("basic_auth") or chosen.get("auth"):
+        return None
+    # Off loopback check_login has asked for a login.
+    return FlowerGate(connect(settings, timeout_s=REDIS_S), settings, loopback=True)
+
+
+def _prepare(
+    settings: Settings, opened: socket.socket | None, *, any_host: bool, gate: FlowerGate | None
+) -> None:
     """Tell Flower what its arguments cannot say: the login, which `ps` would show, and the open socket.
 
     Without `any_host` it answers under names of this machine alone."""
     from flower import command  # type: ignore[import-untyped] # it publishes no types
     from flower.options import options  # type: ignore[import-untyped]
     from tornado.httpserver import HTTPServer
-    from tornado.web import ErrorHandler
+    from tornado.web import ErrorHandler, RequestHandler
 
     options.format_task = plain
     if settings.stack.flower_auth is not None:
@@ -114,13 +128,31 @@ def _prepare(settings: Settings, opened: socket.socket | None, *, any_host: bool
     if opened is not None:
         opened.setblocking(False)
 
+    class Refused(RequestHandler):
+        def initialize(self, refusal: FlowerRefusal) -> None:
+            self.refusal = refusal
+
+        def prepare(self) -> None:
+            self.set_status(self.refusal.status)
+            self.set_header("Content-Type", "text/plain; charset=utf-8")
+            self.set_header("Cache-Control", "no-store")
+            if self.refusal.status == 401:
+                self.set_header("WWW-Authenticate", REALM)
+            self.finish(f"{self.refusal.sentence}\n")
+
     class Flower(command.Flower):  # type: ignore[misc]
         def find_handler(self, request: Any, **kwargs: Any) -> Any:
             host = request.headers.get("Host")
-            if any_host or sockets.is_own_host(host, settings.stack.flower_address):
+            if not any_host and not sockets.is_own_host(host, settings.stack.flower_address):
+                status = int(sockets.WRONG_HOST.partition(" ")[0])
+                return self.get_handler_delegate(request, ErrorHandler, {"status_code": status})
+            cookies = {name: morsel.value for name, morsel in request.cookies.items()}
+            refusal = None
+            if gate is not None and request.path != "/healthcheck":  # which says OK and no more
+                refusal = gate.refusal(request.headers, cookies)
+            if refusal is None:
                 return super().find_handler(request, **kwargs)
-            status = int(sockets.WRONG_HOST.partition(" ")[0])
-            return self.get_handler_delegate(request, ErrorHandler, {"status_code": status})
+            return self.get_handler_delegate(request, Refused, {"refusal": refusal})
 
         def start_http_server(self) -> int:
             if opened is None:

@@ -131,7 +131,7 @@ def test_a_second_stack_gets_a_port_of_its_own_and_goes_on_when_flower_keeps_dyi
     with running({"LOGWEIR_FLOWER": "yes", "LOGWEIR_FLOWER_PORT": wanted}) as up:
         url = up.facts["flower"]
         assert url != watched.facts["flower"]
-        until(lambda: get(f"{url}/workers", None)[0] == 200, what="the second Flower answers")
+        until(lambda: get(f"{url}/workers", None)[0] == 401, what="the second Flower asks for a key")
         assert get(f"{watched.facts['flower']}/workers")[0] == 200
 
         def now() -> dict[str, Any]:
@@ -140,7 +140,7 @@ def test_a_second_stack_gets_a_port_of_its_own_and_goes_on_when_flower_keeps_dyi
         (first,) = now()["flower_pids"]
         os.kill(first, signal.SIGKILL)
         until(lambda: now()["flower_pids"] != [first], what="it is started again")
-        until(lambda: get(f"{url}/workers", None)[0] == 200, what="it is back at its place")
+        until(lambda: get(f"{url}/workers", None)[0] == 401, what="it is back at its place")
         while now()["flower"] is not None:
             last = now()["flower_pids"]
             os.kill(last[0], signal.SIGKILL)

@@ -1,11 +1,13 @@
 """Flower's door, and what it gets to see: worker names, short arguments, a failed step's reason."""
 
+import http.client
 import socket
 import subprocess
 import sys
 import threading
+from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +22,9 @@ from pipeline.messages.app import make_app
 from pipeline.messages.submit import shown_args
 from pipeline.producer import Producer
 from pipeline.records.delivery import Claim, Stage
+from pipeline.service.access.console_sessions import LOCAL, ConsoleSessions
+from pipeline.service.access.keys import SenderKeys, key_digest
+from pipeline.service.access.own_key import make_own_key
 from pipeline.settings import Settings, visible_devices
 from pipeline.tasks import frontend
 from pipeline.tasks.context import Context
@@ -110,6 +115,76 @@ def test_a_stack_with_an_open_door_is_refused_before_anything_is_made(tmp_path: 
     with pytest.raises(BadInput, match="needs authentication"), Stack(settings, flower=True):
         pass
     assert not (tmp_path / "data").exists()
+
+
+def ask(port: int, *, cookie: str = "", key: str = "", host: str = "") -> tuple[int, str, str]:
+    """The status, what it wants, and the text."""
+    sent = {"Host": host or f"127.0.0.1:{port}"}
+    sent |= {"Cookie": cookie} if cookie else {}
+    sent |= {"Authorization": f"Basic {b64encode(f'any:{key}'.encode()).decode()}"} if key else {}
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+        connection.request("GET", "/workers", headers=sent)
+        answer = connection.getresponse()
+        return answer.status, answer.getheader("WWW-Authenticate", ""), answer.read().decode()
+
+
+@pytest.mark.long
+def test_it_is_seen_by_sessions_and_keys_that_may_operate(
+    settings: Settings, client: "redis.Redis", tmp_path: Path
+) -> None:
+    port = free_port()
+    settings = settings.replace(data_dir=tmp_path, flower_port=port)
+    own = make_own_key(tmp_path).read_text().strip()
+    keys, sessions = SenderKeys(client, settings), ConsoleSessions(client, settings)
+    operator, reader = keys.add("operator", scopes=["operate"]), keys.add("reader", scopes=["read"])
+    some = keys.add("some", scopes=["admin"], patterns=["shop/*"])
+    log = tmp_path / "log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pipeline.workers.flower"], stdout=out, stderr=out,
+            env={**settings.to_environ(), "PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)},
+        )  # fmt: skip
+
+    def answers() -> bool:
+        with suppress(OSError):
+            return ask(port)[0] > 0
+        return False
+
+    def cookie(key: str) -> str:
+        return f"lw_4380={sessions.begin(key).secret}"
+
+    try:
+        assert wait_until(answers, timeout_s=30), log.read_text()
+        status, wants, text = ask(port)
+        assert status == 401 and wants.startswith("Basic") and "logweir console" in text
+        for key, status in ((own, 200), (operator, 200), (reader, 403), (some, 403), ("lw_wrong", 401)):
+            assert ask(port, key=key)[0] == status, key
+        for digest, status in (
+            (LOCAL, 200),
+            (key_digest(operator), 200),
+            (key_digest(reader), 403),
+            ("a", 401),
+        ):
+            assert ask(port, cookie=cookie(digest))[0] == status, digest
+        assert ask(port, cookie="lw_4380=guessed; other=1")[0] == 401
+        assert (
+            ask(
+                port,
+                cookie=f"{cookie(key_digest(reader))}; {cookie('x')[:4]}1={sessions.begin(LOCAL).secret}",
+            )[0]
+            == 200
+        )
+        assert ask(port, key=own, host="evil.example")[0] == 421
+        keys.revoke("operator")
+        assert wait_until(lambda: ask(port, key=operator)[0] == 401, timeout_s=5)
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def test_a_login_of_its_own_is_the_plain_way() -> None:
+    assert flower._gate(Settings(flower_auth=LOGIN), {}) is None
+    assert flower._gate(Settings(), {"auth": ".*@example.com"}) is None
 
 
 # ---- what is shown -------------------------------------------------------------------------------

@@ -212,6 +212,8 @@ def test_a_silenced_incident_stands_apart_until_somebody_ends_that(place: Place,
     ):
         status, _, body = local.do("/do/silence", *fields)
         assert status == 400 and words in body
+    flower = {"Origin": f"http://127.0.0.1:{place.console.port + 1}"}  # a page of another port of this host
+    assert local.do("/do/silence", ("workload", "a"), ("lasts", "2h"), ("why", "w"), **flower)[0] == 403
     why = f"maintenance {'<b>'}"
     status, where, _ = local.do("/do/silence", ("workload", "shop/web"), ("lasts", "2h"), ("why", why))
     assert (status, where) == (303, "/")
