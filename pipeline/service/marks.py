@@ -9,6 +9,7 @@ from pipeline.errors import BadInput
 from pipeline.ledger.ledger import Ledger
 from pipeline.marks.marks import Kind, Mark, State, Target
 from pipeline.marks.store import Marks
+from pipeline.records.batch import utc_now
 from pipeline.service.access.audit import record_change
 from pipeline.service.mark_target import Named
 from pipeline.service.values import MarksView, MarkView
@@ -87,6 +88,28 @@ def revoke_marks(
     for target, whose in revoked:
         record_change(client, settings, by=by, action="mark.revoke", target=str(target), workload=whose)
     return [(target, whose, before.get((target, whose))) for target, whose in revoked]
+
+
+def restore_mark(client: "redis.Redis", settings: Settings, mark: MarkView, *, by: str) -> Mark:
+    """Puts a mark again that was revoked, with what is left of its time.
+
+    Raises BadInput where its time has run out meanwhile, RedisUnavailable."""
+    if mark.template_id is None and mark.pattern_id is None:
+        raise BadInput("a mark is of a pattern or a template; name one")
+    target = (
+        Target.pattern(mark.pattern_id or 0)
+        if mark.template_id is None
+        else Target.template(mark.template_id)
+    )
+    lasts = None if mark.until is None else mark.until - utc_now()
+    again, _ = Marks(client, settings).put(
+        target, State(mark.state), text=mark.text, workload=mark.workload or "", lasts=lasts, by=by, why=mark.why
+    )  # fmt: skip
+    record_change(
+        client, settings, by=by, action=f"mark.{again.state}", target=str(target),
+        workload=again.workload, until=again.until, why=again.why,
+    )  # fmt: skip
+    return again
 
 
 def mark_view(mark: Mark, *, now: datetime | None = None) -> MarkView:

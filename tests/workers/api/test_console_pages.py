@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from html import unescape
 from typing import Any
 from urllib.parse import quote
 
@@ -154,6 +155,9 @@ def _fill(settings: Settings, client: "redis.Redis") -> None:
         registry.promote(version, at=NOW)
     counts = SenderCounts()
     counts.heard(SentBy(protocol="bulk", key="", peer="10.0.0.7"), lines=5)
+    for peer, lines in (("10.0.0.8", 7), ("10.0.0.9", 0)):
+        counts.heard(SentBy(protocol="loki", key="web", peer=peer), lines=lines, refused=not lines)
+    counts.heard(SentBy(protocol="loki", key="", peer="10.0.0.10"), lines=9)
     counts.push(client, settings)
 
 
@@ -192,6 +196,7 @@ def put_dead_batches(place: Place, *ids: str) -> None:
         ("/gpu", ("Made-up 16", "No lease lives", "Nobody waits", "logweir", "No lease has ended")),
         ("/gpu/now", ("Made-up 16",)),
         ("/send", ("curl --fail", "There is no key", "Audit log", "nothing by its protocol (lines) yet")),
+        ("/send?how=loki", ("Senders by this protocol", "10.0.0.8 (key web)", "7 lines", "10.0.0.10")),
         ("/send?how=vector", ("/es]", "heard: 5 lines by the protocol bulk from 10.0.0.7")),
     ],
 )  # fmt: skip
@@ -362,6 +367,16 @@ def test_a_mark_is_listed_with_its_person_and_taken_back(place: Place, local: Pe
     assert status == 200 and "The mark of 99 is taken back" in toast
     assert place.actions()[0] == ("local", "mark.revoke", "99")
     assert "ann, " not in local.page("/learning")
+    assert 'action="/do/remark"' in toast and SHOWN in toast
+    fields = re.findall(r'name="([a-z]+)" value="([^"]*)"', toast.partition('action="/do/remark"')[2])
+    again = [(name, unescape(value)) for name, value in fields if name != "token"]
+    assert local.do("/do/remark", *again)[0] == 303
+    assert place.actions()[0] == ("local", "mark.normal", "99")
+    (mark,) = Marks(place.client, place.settings).look().marks
+    assert (mark.workload, mark.why, mark.by) == ("shop/web", "known", "local") and mark.until is not None
+    gone = [(name, "2026-01-01T00:00:00Z" if name == "until" else value) for name, value in again]
+    assert local.do("/do/remark", *gone)[0] == 400
+    local.do("/do/unmark", ("target", "99"), ("workload", "shop/web"))
 
 
 def test_dead_letters_are_read_retried_and_discarded(place: Place, local: Person) -> None:

@@ -7,16 +7,17 @@ from fastapi import APIRouter, Depends, Form, Request
 from fastapi.responses import Response
 
 from pipeline.errors import BadInput, NotFound
-from pipeline.marks.marks import Target
+from pipeline.marks.marks import Kind, Target
 from pipeline.models.registry import Registry
 from pipeline.records.batch import utc_now
 from pipeline.redis.keys import SHARED
 from pipeline.service.access.keys import MARK, OPERATE
 from pipeline.service.dead_letters import change_dead_letters
-from pipeline.service.marks import revoke_marks
+from pipeline.service.marks import restore_mark, revoke_marks
 from pipeline.service.models import chosen_version, promote_model, roll_back_model
 from pipeline.service.questions import asked_moment
 from pipeline.service.trainings import TrainingAsked, cancel_training, request_training
+from pipeline.service.values import MarkView
 from pipeline.service.watchlist import change_watchlist
 from pipeline.units import listed, plural
 from pipeline.workers.api.asking import api_of
@@ -29,6 +30,7 @@ Operator = Annotated[Visitor, Depends(sees(OPERATE, whole=True))]
 Marker = Annotated[Visitor, Depends(sees(MARK, whole=True))]
 Text = Annotated[str, Form(max_length=2_000)]
 Short = Annotated[str, Form(max_length=300)]
+MarkTarget = Annotated[str, Form(pattern=r"^T?-?[0-9]{1,20}$")]
 MOST: Final = 200  # names in one field
 
 
@@ -123,16 +125,48 @@ async def post_watched(
 async def post_unmarked(
     request: Request,
     visitor: Marker,
-    target: Annotated[str, Form(pattern=r"^T?-?[0-9]{1,20}$")],
+    target: MarkTarget,
     workload: Short = "",
 ) -> Response:
     """Takes one mark back, of a template (T17) or a pattern id."""
     api = api_of(request)
-    kind = Target.template if target.startswith("T") else Target.pattern
-    wanted = [kind(int(target.removeprefix("T")))]
-    await api.facts(revoke_marks, api.client, api.settings, (wanted, ""), workload, by=visitor.asker.name)
+    wanted = [_target_of(target)]
+    revoked = await api.facts(
+        revoke_marks, api.client, api.settings, (wanted, ""), workload, by=visitor.asker.name
+    )
     _forget(request, "marks")
-    return answer_change(request, visitor, f"The mark of {target} is taken back")
+    before = next((mark for _, _, mark in revoked if mark is not None), None)
+    undo = None
+    if before is not None:
+        fields = {"target": target, "workload": workload, "state": before.state.value, "text": before.text}
+        fields |= {"why": before.why, "until": before.until.isoformat() if before.until else ""}
+        undo = {"action": "/do/remark", "fields": list(fields.items())}
+    return answer_change(request, visitor, f"The mark of {target} is taken back", undo)
+
+
+@router.post("/do/remark")
+async def post_marked_again(
+    request: Request,
+    visitor: Marker,
+    *,
+    target: MarkTarget,
+    state: Annotated[Literal["normal", "anomalous"], Form()],
+    workload: Short = "",
+    text: Text = "",
+    why: Annotated[str, Form(max_length=500)] = "",
+    until: Short = "",
+) -> Response:
+    """Puts a mark again that was taken back a moment ago."""
+    api, chosen = api_of(request), _target_of(target)
+    view = MarkView(
+        pattern_id=chosen.number if chosen.kind is Kind.PATTERN else None,
+        template_id=chosen.number if chosen.kind is Kind.TEMPLATE else None,
+        workload=workload or None, state=state, text=text, at=utc_now(),
+        until=asked_moment(until, utc_now(), flag="until"), by=visitor.asker.name, why=why,
+    )  # fmt: skip
+    await api.facts(restore_mark, api.client, api.settings, view, by=visitor.asker.name)
+    _forget(request, "marks")
+    return answer_change(request, visitor, f"{target} is marked {state} again")
 
 
 @router.post("/do/dead/{action}")
@@ -154,6 +188,10 @@ async def post_dead(
     asked = action == "discard" or not request.headers.get("hx-request")
     to = f"/pipeline?done={quote(action)}#dead" if asked else ""
     return answer_change(request, visitor, text, to=to)
+
+
+def _target_of(text: str) -> Target:
+    return (Target.template if text.startswith("T") else Target.pattern)(int(text.removeprefix("T")))
 
 
 def _names(text: str) -> list[str]:

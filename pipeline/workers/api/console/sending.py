@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Form, Query, Request
 from fastapi.responses import Response
 
 from pipeline.errors import NotFound
+from pipeline.records.batch import utc_now
 from pipeline.service.access.audit import read_audit
 from pipeline.service.access.key_changes import KeyAsked, add_key, read_keys, revoke_key
 from pipeline.service.access.keys import ADMIN, SEND
@@ -17,7 +18,7 @@ from pipeline.service.access.snippets import (
     of_scheme,
     snippet_text,
 )
-from pipeline.service.senders import read_senders
+from pipeline.service.senders import has_fallen_silent, read_senders
 from pipeline.service.values import HeardSender
 from pipeline.workers.api.asking import Api, api_of
 from pipeline.workers.api.console.decisions import answer_change
@@ -65,7 +66,7 @@ async def send_page(
         urls=urls, keyed=keyed, how=how, chosen=chosen, over_http=over_http, done=done,
         text=snippet_text(how, urls, keyed=keyed) if over_http else "",
         shippers=[(name, chosen_snippet(name, urls)[0]) for name in ORDER],
-        heard=await _heard(api, visitor), means=MEANS, **await _of_admins(api, visitor, audit),
+        heard=await _heard(api, visitor), now_silent=partial(has_fallen_silent, now=utc_now()), means=MEANS, **await _of_admins(api, visitor, audit),
     )  # fmt: skip
 
 
@@ -116,17 +117,18 @@ async def post_revoked_key(request: Request, visitor: Admin, name: Short) -> Res
     return answer_change(request, visitor, "", to="/send?done=revoked#keys")
 
 
-async def _heard(api: Api, visitor: Visitor) -> dict[str, HeardSender]:
-    """The sender of each protocol that was heard last; none for a key that sees some workloads alone."""
+async def _heard(api: Api, visitor: Visitor) -> dict[str, list[HeardSender]]:
+    """The senders of each protocol, the one that was heard last first; none for a key that sees some
+    workloads alone."""
     if visitor.asker.only:
         return {}
     senders = await api.shared.ask(
         "senders", partial(api.facts, read_senders, api.client, api.settings), fresh_s=0.5
     )
-    found: dict[str, HeardSender] = {}
+    found: dict[str, list[HeardSender]] = {}
     for one in senders:
         if one.lines:
-            found.setdefault(one.protocol, one)
+            found.setdefault(one.protocol, []).append(one)
     return found
 
 
