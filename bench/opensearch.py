@@ -4,7 +4,8 @@ training.
 Records go in through the sink of the pipeline, written again until they are in, as a worker does. In the
 middle of a bulk the server is killed (-9) and started again on its data; afterwards every `_id` is counted.
 Then a plain loop of opensearch-py over a point in time and what a training does (pages, filters, sampler)
-take turns reading everything, with the same fields and page size. OPENSEARCH_URL names a server to use, which
+take turns reading everything, with the same fields and page size. So does a training from documents of other
+programs, whose messages it has to parse and mask. OPENSEARCH_URL names a server to use, which
 is not killed; BENCH_DOCUMENTS is how many records, a million without it."""
 
 import os
@@ -31,10 +32,11 @@ from pipeline.opensearch import scan
 from pipeline.opensearch.client import opensearch_client
 from pipeline.opensearch.documents import indices
 from pipeline.opensearch.training import learn_pages
-from pipeline.records.query import Query
+from pipeline.records.query import Documents, Query
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.settings import Settings
 from pipeline.sinks.opensearch import OpenSearchSink
+from pipeline.training.documents import DocumentReader
 from pipeline.training.sampling import MAX_PATTERNS, Sampler
 
 DOCUMENTS: Final = 1_000_000
@@ -239,7 +241,7 @@ def _until_stored(
 def _read(client: Any, settings: Settings) -> dict[str, Any]:
     """Both ways of reading, in turns, so that caches and other work of the machine touch both."""
     masks = MaskSet.load()
-    bare, pages, streamed = [], [], []
+    bare, pages, streamed, foreign = [], [], [], []
     patterns = 0
     _bare(client, settings)  # nobody reads first what the server has not read before
     for _ in range(ROUNDS):
@@ -258,17 +260,41 @@ def _read(client: Any, settings: Settings) -> dict[str, Any]:
         patterns = sample.frame.height
         if sample.lines != count:
             raise RuntimeError(f"the sampler counted {sample.lines} of {count} records")
+        foreign.append(_documents(client, settings, masks, count))
     rate, plain = statistics.median(streamed), statistics.median(bare)
     return {
         "docs_per_s": round(rate),
         "bare_scan_docs_per_s": round(plain),
         "ratio": round(rate / plain, 3),
+        "documents_docs_per_s": round(statistics.median(foreign)),
+        "documents_ratio": round(statistics.median(foreign) / plain, 3),
         "pages_docs_per_s": round(statistics.median(pages)),
         "patterns": patterns,
         "rounds": ROUNDS,
         "page_size": scan.MAX_SIZE,
-        "rates": {"streamed": [round(r) for r in streamed], "bare": [round(r) for r in bare]},
+        "rates": {
+            "streamed": [round(r) for r in streamed],
+            "documents": [round(r) for r in foreign],
+            "bare": [round(r) for r in bare],
+        },
     }
+
+
+def _documents(client: Any, settings: Settings, masks: MaskSet, expected: int) -> float:
+    """As `logweir train --opensearch` reads documents of other programs: nothing of them is known before, so
+    headers are parsed and each message is masked."""
+    documents = Documents(
+        index=indices(settings), fields=("timestamp", "message", "level"), workload_fields=("workload",)
+    )
+    sampler = Sampler(masks.without_memory(), limit=MAX_PATTERNS)
+    began = time.monotonic()
+    for page in DocumentReader(client, Query(store="opensearch", documents=documents)).pages():
+        sampler.add(page)
+    sample = sampler.sample()
+    took = time.monotonic() - began
+    if sample.lines != expected:
+        raise RuntimeError(f"the sampler counted {sample.lines} of {expected} documents")
+    return expected / took
 
 
 def _bare(client: Any, settings: Settings) -> float:

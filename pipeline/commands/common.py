@@ -161,6 +161,20 @@ def standard_input() -> BinaryIO:
     return sys.stdin.buffer
 
 
+def named_workloads(given: list[str] | None, file: Path | None) -> list[str]:
+    """The patterns of flags, and of a file with Opni's workloads. Raises BadInput."""
+    if file is None:
+        return list(given or ())
+    from pipeline.controller.watchlist import nested_patterns
+
+    try:
+        text = standard_input().read() if str(file) == "-" else file.read_bytes()
+    except OSError as exc:
+        raise BadInput(f"the workloads {file} cannot be read ({exc.strerror}); name a file of JSON") from exc
+    name = "standard input" if str(file) == "-" else str(file)
+    return [*(given or ()), *nested_patterns(text, name)]
+
+
 def display(path: Path) -> str:
     """A path as short as it can be said from here."""
     try:

@@ -202,14 +202,34 @@ def watch(parser: argparse.ArgumentParser) -> None:
         metavar="WORKLOAD",
         help="cluster/namespace/deployment, with * and ? as wildcards",
     )
+    _nested(parser)
+
+
+def _nested(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--workloads",
+        type=Path,
+        metavar="FILE",
+        help="those of {cluster: {namespace: [deployment]}}, Opni's JSON; - is standard input",
+    )
 
 
 def train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workload", action="append", metavar="NAME", help="only this one, or a pattern; may be given again"
     )
+    _nested(parser)
     parser.add_argument("--since", metavar="WHEN", help="only lines of the last 15m, 1h, 7d, or since a time")
     parser.add_argument("--until", metavar="WHEN", help="only lines before that")
+    parser.add_argument(
+        "--opensearch", metavar="INDEX", help="learn from log documents of OpenSearch: a name, or logs-*"
+    )
+    parser.add_argument(
+        "--query", type=Path, metavar="FILE", help="only documents that this clause selects, as JSON"
+    )
+    parser.add_argument(
+        "--level-not", metavar="LEVELS", help="no documents of these levels, such as error,fatal"
+    )
     parser.add_argument(
         "--exclude",
         action="append",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.commands.common import (
     err,
+    named_workloads,
     out,
     print_json,
     printable,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pipeline.controller.trainings import Trainings
     from pipeline.service.trainings import TrainingAsked
     from pipeline.settings import Settings
+    from pipeline.settings.train_source import TrainSource
 
 
 def main(args: argparse.Namespace) -> int:
@@ -84,7 +86,31 @@ def _asked(args: argparse.Namespace) -> "TrainingAsked":
     )
     if since is not None and until is not None and since >= until:
         raise BadInput(f"--since {args.since!r} is not before --until {args.until!r}; exchange them")
-    return TrainingAsked(workloads=args.workload or (), since=since, until=until, exclude=args.exclude or ())
+    return TrainingAsked(
+        workloads=named_workloads(args.workload, args.workloads),
+        since=since,
+        until=until,
+        exclude=args.exclude or (),
+        source=_source(args),
+    )
+
+
+def _source(args: argparse.Namespace) -> "TrainSource | None":
+    """The documents of --opensearch. Raises BadInput."""
+    from pipeline.settings.train_source import TrainSource, checked_index, level_words
+
+    if args.opensearch is None:
+        for flag, value in (("--query", args.query), ("--level-not", args.level_not)):
+            if value is not None:
+                raise BadInput(f"{flag} is for documents; name their index with --opensearch")
+        return None
+    try:
+        index = checked_index(args.opensearch)
+    except ValueError as exc:
+        raise BadInput(f"--opensearch {exc}") from exc
+    return TrainSource(
+        store="opensearch", index=index, level_not=level_words(args.level_not or ""), query=args.query
+    )
 
 
 def _moment(flag: str, text: str, now: datetime) -> datetime:

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from pipeline.commands.common import (
     cell,
+    named_workloads,
     out,
     print_json,
     printable,
@@ -26,8 +27,9 @@ def main(args: argparse.Namespace) -> int:
         if args.url is not None:
             raise BadInput(f"`logweir watch {args.action}` works on the machine itself; leave out --url")
         return _change(args)
-    if args.pattern:
-        raise BadInput(f"`logweir watch list` takes no workload; {args.pattern[0]!r} is one too many")
+    if args.pattern or args.workloads:
+        one = args.pattern[0] if args.pattern else str(args.workloads)
+        raise BadInput(f"`logweir watch list` takes no workload; {one!r} is one too many")
     with redis_explained():
         return _list(args)
 
@@ -38,16 +40,15 @@ def _change(args: argparse.Namespace) -> int:
     from pipeline.service.watchlist import change_watchlist
 
     settings = reached(settings_of(args))
-    if not args.pattern:
+    patterns = named_workloads(args.pattern, args.workloads)
+    if not patterns:
         raise BadInput(
             f"`logweir watch {args.action}` needs a workload, such as prod/shop/cart or prod/*; "
             "`logweir watch list` shows what was seen"
         )
     adding = args.action == "add"
     with redis_explained():
-        change = change_watchlist(
-            connect(settings), settings, args.pattern, adding=adding, by=user_of_machine()
-        )
+        change = change_watchlist(connect(settings), settings, patterns, adding=adding, by=user_of_machine())
     changed, unchanged = change.changed, change.unchanged
     if unchanged and not adding:
         raise BadInput(

@@ -22,7 +22,7 @@ from pipeline.controller.schedule import last_time_of_day, next_time_of_day
 from pipeline.controller.training_status import Status, TrainingState
 from pipeline.controller.trainings import TrainingRequest, Trainings, query_of
 from pipeline.controller.watchlist import Watched, Watchlist, model_of, unmatched
-from pipeline.errors import BadBundle, BadPayload, TrainingsFull
+from pipeline.errors import BadBundle, BadInput, BadPayload, TrainingsFull
 from pipeline.ledger.ledger import Ledger
 from pipeline.logs import logger
 from pipeline.models.registry import Registry
@@ -99,7 +99,7 @@ class Controller:
             if isinstance(decision, Retrain):
                 try:
                     request_id, new = self.trainings.request(self._request(decision, facts))
-                except TrainingsFull as exc:  # a later tick decides the same
+                except (BadInput, TrainingsFull) as exc:  # a later tick decides the same
                     decision = Wait(until=None, why=str(exc))
                 else:
                     requested += [request_id] * new

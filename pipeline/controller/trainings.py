@@ -12,7 +12,7 @@ lease's token, so a trainer that lost the lease can neither report progress nor 
 
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
@@ -25,7 +25,8 @@ from pipeline.controller.facts import backoff_s
 from pipeline.controller.training_status import Status, TrainingState
 from pipeline.errors import BadInput, BadPayload, Cancelled, StaleToken, TrainingsFull
 from pipeline.records.batch import digest
-from pipeline.records.query import Query, begin_of
+from pipeline.records.levels import level_of
+from pipeline.records.query import Documents, Query, begin_of
 from pipeline.records.wire import Codec
 from pipeline.redis.arguments import named_arguments
 from pipeline.redis.connection import answering, now_ms, text_map
@@ -33,6 +34,7 @@ from pipeline.redis.keys import SHARED, Keys
 from pipeline.redis.leases import TRAINING, Lease
 from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
+from pipeline.settings.train_source import TrainSource, query_clause
 
 ATTEMPTS: Final = 3  # of one request; a third death is no accident
 KEEP_S: Final = 30 * 86_400
@@ -364,14 +366,39 @@ def _status(request_id: str, entry: Mapping[str, str]) -> Status:
 
 def store_of(settings: Settings) -> str:
     """Where training data lies: by setting, or wherever results are stored first."""
-    return settings.data.sinks[0] if settings.train.source == "results" else settings.train.source
+    source = TrainSource.parse(settings.train.source)
+    return settings.data.sinks[0] if source.store == "results" else source.store
 
 
 def query_of(settings: Settings, now: datetime) -> Query:
-    """The usual query: the last `train_span_s` without the settings' exclusions; its workloads come later."""
+    """The usual query: the last `train_span_s` without the settings' exclusions; its workloads come later.
+
+    Raises BadInput where the file with the query of `train_source` cannot be read."""
+    source = TrainSource.parse(settings.train.source)
     return Query(
+        documents=documents_of(settings, source) if source.index else None,
         store=store_of(settings),
         since=None if settings.train.span_s is None else begin_of(now, settings.train.span_s),
         exclude_words=settings.train.exclude_words,
         exclude_anomalous=settings.train.exclude_anomalous,
+    )
+
+
+def documents_of(settings: Settings, source: TrainSource, workloads: Sequence[str] = ()) -> Documents:
+    """The documents of a source, read by the layout of the settings. Raises BadInput for a bad query file."""
+    try:
+        clause = query_clause(source.query) if source.query is not None else ""
+    except ValueError as exc:
+        raise BadInput(str(exc)) from exc
+    levels = {word: level_of(word) for word in source.level_not}
+    if unknown := [word for word, level in levels.items() if level is None]:
+        raise BadInput(f"level {unknown[0]!r} is none; write those such as error,fatal")
+    return Documents(
+        index=source.index,
+        query=clause,
+        level_not=tuple(sorted({level for level in levels.values() if level})),
+        workloads=tuple(workloads),
+        fields=settings.opensearch.fields,
+        workload_fields=settings.opensearch.workload_fields,
+        headers=settings.opensearch.source is None,
     )

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Self
 
+import msgspec
 import redis
 
 from pipeline.errors import BadInput
@@ -29,6 +30,7 @@ from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 
 MAX_PATTERNS: Final = 10_000
+NestedWorkloads = dict[str, dict[str, list[str]]]  # of Opni: cluster -> namespace -> deployments
 FRESH_S: Final = 1.0  # how long a producer goes by what it read
 
 
@@ -117,6 +119,41 @@ def check_pattern(pattern: str) -> str:
             "such as prod/shop/*"
         )
     return pattern
+
+
+def patterns_of(workloads: Mapping[str, Mapping[str, Iterable[str]]]) -> list[str]:
+    """{cluster: {namespace: [deployment]}} of Opni as patterns. Raises BadInput."""
+    return sorted(
+        {
+            check_pattern("/".join(part for part in (cluster, namespace, deployment) if part))
+            for cluster, namespaces in workloads.items()
+            for namespace, deployments in namespaces.items()
+            for deployment in deployments
+        }
+    )
+
+
+def nested_patterns(text: bytes, name: str) -> list[str]:
+    """The patterns of a file with Opni's workloads, alone or below `workloads`. Raises BadInput."""
+    try:
+        found = msgspec.json.decode(text)
+        if isinstance(found, dict) and isinstance(found.get("workloads"), dict) and _is_outer(found):
+            found = found["workloads"]
+        patterns = patterns_of(msgspec.convert(found, NestedWorkloads))
+    except (msgspec.MsgspecError, RecursionError) as exc:
+        raise BadInput(
+            f"the workloads of {name} cannot be read ({exc}); "
+            'write {"cluster": {"namespace": ["deployment"]}} as JSON'
+        ) from exc
+    if not patterns:
+        raise BadInput(f"{name} names no workload; write them as {{cluster: {{namespace: [deployment]}}}}")
+    return patterns
+
+
+def _is_outer(found: Mapping[str, object]) -> bool:
+    """Whether `workloads` is a message of Opni, and no cluster of that name."""
+    inner = found["workloads"]
+    return isinstance(inner, dict) and not any(isinstance(one, list) for one in inner.values())
 
 
 def covers(patterns: Iterable[str], workload: str) -> bool:

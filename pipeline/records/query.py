@@ -13,12 +13,30 @@ from pipeline.records.schema import UTC_US
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Documents:
+    """Log documents of other programs in OpenSearch, which a training reads in place of stored results.
+
+    `query` is a clause of OpenSearch as JSON, "" for all. `level_not` are spellings of LEVELS. `workloads`
+    are patterns; empty means all. `fields` are those of time, message and level. `headers`: the header of a
+    message is parsed, as the pipeline does with lines that do not come from OpenSearch.
+    """
+
+    index: str
+    query: str = ""
+    level_not: tuple[str, ...] = ()
+    workloads: tuple[str, ...] = ()
+    fields: tuple[str, str, str] = ("@timestamp", "message", "level")
+    workload_fields: tuple[str, ...] = ()
+    headers: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
     """Records of these workloads in this span, without what is excluded.
 
     `workloads` are exact names, never patterns, so that no name selects another one's logs; empty means all.
     Times are aware UTC and compared with the records' own; None leaves that end open. `until` is exclusive.
-    `store` is where to look: "parquet" or "opensearch".
+    `store` is where to look: "parquet" or "opensearch". `documents` names log documents in place of results.
     """
 
     store: str = "parquet"
@@ -27,6 +45,7 @@ class Query:
     until: datetime | None = None
     exclude_words: tuple[str, ...] = ()  # whole records whose message holds one of them, upper or lower case
     exclude_anomalous: bool = False
+    documents: Documents | None = None
 
     def to_json(self) -> dict[str, Any]:
         """For a manifest."""

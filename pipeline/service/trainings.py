@@ -7,28 +7,32 @@ from datetime import datetime
 import redis
 
 from pipeline.controller.training_status import Status
-from pipeline.controller.trainings import TrainingRequest, Trainings, query_of
+from pipeline.controller.trainings import TrainingRequest, Trainings, documents_of, query_of
 from pipeline.controller.watchlist import check_pattern, covers, model_of, unmatched
 from pipeline.errors import BadInput
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.app import app_of
 from pipeline.messages.submit import Submit
 from pipeline.records.batch import utc_now
+from pipeline.records.query import Query
 from pipeline.redis.keys import SHARED
 from pipeline.service.access.audit import record_change
 from pipeline.settings import Settings
+from pipeline.settings.train_source import TrainSource
 
 MAX_TRAININGS = 200  # as many as are kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingAsked:
-    """A wanted training: of workloads that match, of a span, without lines that hold a word."""
+    """A wanted training: of workloads that match, of a span, without lines that hold a word. `source`: log
+    documents of OpenSearch in place of the lines of `train_source`."""
 
     workloads: Sequence[str] = ()
     since: datetime | None = None
     until: datetime | None = None
     exclude: Sequence[str] = ()
+    source: TrainSource | None = None
 
 
 def read_trainings(client: "redis.Redis", settings: Settings, limit: int = 20) -> list[Status]:
@@ -39,8 +43,10 @@ def read_trainings(client: "redis.Redis", settings: Settings, limit: int = 20) -
 def request_training(
     client: "redis.Redis", settings: Settings, asked: TrainingAsked, *, by: str, why: str = "logweir train"
 ) -> tuple[str, bool]:
-    """Its id, and whether it is new. Raises BadInput, TrainingsFull, RedisUnavailable."""
+    """Its id, and whether it is new. Raises BadInput, TrainingsFull, RedisUnavailable, and SourceUnavailable
+    where documents cannot be counted."""
     request = _request(asked, settings, sorted(Ledger(client, settings).backlog.totals()), why)
+    _check_documents(request.query, settings)
     request_id, new = Trainings(client, settings).request(request)
     Submit(app_of(settings), client, settings).train(request_id)
     if new:
@@ -68,11 +74,13 @@ def cancel_training(
 
 def _request(asked: TrainingAsked, settings: Settings, seen: list[str], why: str) -> TrainingRequest:
     patterns = tuple(check_pattern(p) for p in asked.workloads)
-    nothing = unmatched(patterns, seen)
-    if nothing:
-        raise BadInput(f"no workload matches {nothing[0]!r}; `logweir status` shows those that have logs")
     now = utc_now()
     query = query_of(settings, now)
+    if asked.source is not None:
+        query = replace(query, store="opensearch", documents=documents_of(settings, asked.source))
+    nothing = [] if query.documents else unmatched(patterns, seen)
+    if nothing:
+        raise BadInput(f"no workload matches {nothing[0]!r}; `logweir status` shows those that have logs")
     query = replace(query, since=asked.since or query.since, until=asked.until or query.until)
     if query.since is not None and query.since > now:
         raise BadInput(f"since {query.since.isoformat()} lies in the future; no line can be in it")
@@ -82,7 +90,31 @@ def _request(asked: TrainingAsked, settings: Settings, seen: list[str], why: str
         )
     if asked.exclude:
         query = replace(query, exclude_words=(*query.exclude_words, *asked.exclude))
+    if query.documents is not None:
+        # Documents may be of workloads that no line was sent of. A pattern means the shared model.
+        model = patterns[0] if len(patterns) == 1 and not set("*?") & set(patterns[0]) else SHARED
+        query = replace(query, documents=replace(query.documents, workloads=patterns))
+        return TrainingRequest(model=model_of(model, settings.train.own_models), query=query, why=why)
     return TrainingRequest(model=_model_of(patterns, seen, settings), patterns=patterns, query=query, why=why)
+
+
+def _check_documents(query: Query, settings: Settings) -> None:
+    """Raises BadInput for a query that the server refuses or that selects nothing."""
+    if query.documents is None:
+        return
+    from pipeline.opensearch.client import opensearch_client
+    from pipeline.training.documents import count_documents
+
+    if settings.opensearch.url is None:
+        raise BadInput("OPENSEARCH_URL is not set; name the server, such as https://search.example:9200")
+    client = opensearch_client(settings, reading=True)
+    try:
+        if not count_documents(client, query):
+            raise BadInput(
+                f"no document of {query.documents.index} is selected; give another index, query or time range"
+            )
+    finally:
+        client.close()
 
 
 def _model_of(patterns: tuple[str, ...], seen: list[str], settings: Settings) -> str:

@@ -22,6 +22,7 @@ from pipeline.errors import BadSetting
 from pipeline.settings import listeners, proxies
 from pipeline.settings.kafka import kafka_sources, masked_sources
 from pipeline.settings.nats import masked_source, nats_source
+from pipeline.settings.train_source import TrainSource
 from pipeline.settings.values import (
     check_opensearch_url,
     check_url,
@@ -272,7 +273,10 @@ class TrainSettings(Group, frozen=True, rename=_TRAIN):
 
     seconds: Annotated[float, says("time that the fit of a model may take", 1, DAY_S)] = 20.0
     source: Annotated[
-        Literal["results", "parquet", "opensearch"], says("source of lines; results: the first sink")
+        str,
+        says(
+            "source of lines: results (first sink), parquet, opensearch, or opensearch:logs-* for documents"
+        ),
     ] = "results"
     span_s: Annotated[float, says("greatest age of a line to learn from", 1, CENTURY_S)] | None = None
     exclude_words: Annotated[Words, says("trainings skip lines with one of these words")] = ()
@@ -288,6 +292,7 @@ class TrainSettings(Group, frozen=True, rename=_TRAIN):
     keep_models_mib: Annotated[int, says("size of all stored model versions", 16, TIB_MIB)] = 2_048
 
     def __post_init__(self) -> None:
+        TrainSource.parse(self.source)
         for text in self.retrain_at:
             if not re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", text):
                 raise ValueError(f"retrain_at {text!r} is not a time of day; write it like 02:30")
@@ -460,7 +465,8 @@ class Settings:
                 "takes, "
                 f"gpu_context_mib = {self.internal.gpu_context_mib}; raise gpu_infer_mib above it"
             )
-        uses_opensearch = "opensearch" in (*self.data.sinks, self.train.source) or self.opensearch.source
+        sources = (*self.data.sinks, TrainSource.parse(self.train.source).store)
+        uses_opensearch = "opensearch" in sources or self.opensearch.source
         if self.opensearch.url is None and uses_opensearch:
             raise ValueError(
                 "OPENSEARCH_URL is not set; name the server, such as https://search.example:9200"

@@ -84,7 +84,11 @@ def message_of(source: Mapping[str, Any], layout: Layout) -> str | None:
 def document_workload(document: SourceDocument, layout: Layout) -> str:
     """The values of the workload fields joined by /; the index if all are missing."""
     parts = [text_of(value_at(document.source, name)) for name in layout.workload]
-    name = "/".join(part for part in parts if part) or document.index
+    return document_workload_name("/".join(part for part in parts if part) or document.index)
+
+
+def document_workload_name(name: str) -> str:
+    """A name from elsewhere as that of a workload: printable and bounded."""
     name = "".join(c if c.isprintable() else "_" for c in name)
     return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 17]}~{digest(name)}"
 

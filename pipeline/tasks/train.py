@@ -31,13 +31,16 @@ from pipeline.gpu.values import LeaseKind, LeaseMode, Need, PoolLease
 from pipeline.logs import logger
 from pipeline.messages.routing import TASK_TRAIN
 from pipeline.observe import counters as metrics
-from pipeline.records.batch import Purpose
+from pipeline.records.batch import Purpose, utc_now
 from pipeline.records.versions import Note
+from pipeline.redis.keys import SHARED
 from pipeline.redis.leases import TRAINING, HeldLease, Refused
+from pipeline.store.choose import open_store
 from pipeline.tasks import periodic
 from pipeline.tasks.context import Context
 from pipeline.tasks.share import ended_after_loss, enrol, host_locks
 from pipeline.training import training
+from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.training import Workplace
 
 NAME: Final = TASK_TRAIN
@@ -101,6 +104,9 @@ def _train(context: Context, renewal: HeldLease, status: Status, request: Traini
         # Whole, but never judged to its end: an operator may still want it.
         note = Note(state="candidate", reason=f"its training was not finished: {status.reason}")
         context.registry.write_note(status.version, note)
+    if request.query.documents is not None and retry is None:
+        store = open_store(context.settings.data.store)
+        Checkpoints(store, status.request_id, request.retry_of, "").remove()
     if status.published:
         _announce(context)
         periodic.run(context)
@@ -161,8 +167,11 @@ def _steps(
         context.watchlist.look().patterns,
         context.settings.train.own_models,
     )
-    workloads = training.chosen_workloads(request, stored_names, watched, own_models)
-    if not workloads and (request.patterns or watched or stored_names):
+    documents = request.query.documents
+    workloads = (
+        training.chosen_workloads(request, stored_names, watched, own_models) if documents is None else ()
+    )
+    if documents is None and not workloads and (request.patterns or watched or stored_names):
         # A query without workloads means all of them; that is not what was asked for.
         raise TrainingFailed(training.none_chosen(request, watched))
     served = training.chosen_workloads(
@@ -170,10 +179,24 @@ def _steps(
     )
     stored = {name: totals[name].get("stored", 0) for name in workloads if name in totals}
     query = replace(request.query, workloads=workloads)
+    if documents is not None and request.model != SHARED and not documents.workloads:
+        query = replace(query, documents=replace(documents, workloads=(request.model,)))
     status = replace(status, state=TrainingState.FETCHING, stored=stored)
     stream = None
-    lines = training.lines_for(query, context.settings)
-    if not set(served) <= set(workloads) or lines.purpose is Purpose.BASELINE:
+    lines = (
+        training.lines_for(query, context.settings)
+        if documents is None
+        else training.StoredLines(query=query, purpose=Purpose.SCORE, settings=context.settings)
+    )
+    if documents is not None:
+        # The judge compares on what the pipeline has stored of its own, where it has stored something.
+        if any(totals[name].get("stored", 0) for name in served if name in totals):
+            stream = training.StoredLines(
+                query=training.results_query(context.settings, served, utc_now()),
+                purpose=Purpose.SCORE,
+                settings=context.settings,
+            )
+    elif not set(served) <= set(workloads) or lines.purpose is Purpose.BASELINE:
         everything = replace(query, workloads=served)
         stream = training.StoredLines(query=everything, purpose=Purpose.SCORE, settings=context.settings)
 

@@ -10,7 +10,7 @@ of patterns that are new to this pass are masked.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -22,7 +22,14 @@ from pipeline.drain.templates import DEPTH, Template, Templates
 from pipeline.errors import BadPayload, SinkUnavailable, SourceUnavailable
 from pipeline.records.levels import ERROR_LEVELS
 from pipeline.records.query import Query
-from pipeline.records.schema import LEARN_SCHEMA, SAMPLE_SCHEMA, UTC_US, of_lines
+from pipeline.records.schema import (
+    LEARN_SCHEMA,
+    SAMPLE_SCHEMA,
+    UTC_US,
+    of_lines,
+    pack_frame,
+    unpack_frame,
+)
 from pipeline.records.verdict import UNCLASSIFIED
 from pipeline.sinks.manifest import Part
 from pipeline.sinks.parquet import ParquetSink
@@ -63,6 +70,18 @@ class TrainingSample:
     other_workloads: int  # Records of workloads past the first 10,000.
     first: datetime | None  # Of all records read that have a time.
     last: datetime | None
+
+
+class SamplerState(msgspec.Struct, frozen=True, kw_only=True):
+    """A sampler between two pages. `counts` is an Arrow frame; `smallest` are numbers of 64 bits."""
+
+    lines: int
+    left_out: int
+    span: list[Annotated[datetime, msgspec.Meta(tz=True)]]
+    workloads: dict[str, int]
+    other: int
+    counts: bytes
+    smallest: bytes
 
 
 class Sampler:
@@ -152,6 +171,33 @@ class Sampler:
             first=min(self._span, default=None),
             last=max(self._span, default=None),
         )
+
+    def state(self) -> "SamplerState":
+        """All that `resumed` needs to go on behind the pages read so far, under the same masks."""
+        self._merge()
+        counts = self._counts
+        texts = [self._text[key].decode(errors="ignore") for key in counts["key"].to_list()]
+        return SamplerState(
+            lines=self._lines,
+            left_out=self._left_out,
+            span=list(self._span),
+            workloads=dict(self._workloads),
+            other=self._other,
+            counts=pack_frame(counts.with_columns(pl.Series("text", texts, dtype=pl.String))),
+            smallest=self._distinct.smallest.tobytes(),
+        )
+
+    def resumed(self, state: "SamplerState") -> None:
+        """Goes on where another sampler stopped. Raises BadPayload for a damaged state."""
+        counts = unpack_frame(state.counts)
+        if counts.schema != pl.Schema(_COUNTS | {"text": pl.String}) or len(state.smallest) % 8:
+            raise BadPayload("the state of a sampler is not readable: it has other columns")
+        self._lines, self._left_out, self._other = state.lines, state.left_out, state.other
+        self._span, self._workloads = list(state.span), dict(state.workloads)
+        texts = (text.encode() for text in counts["text"].to_list())
+        self._text = dict(zip(counts["key"].to_list(), texts, strict=True))
+        self._counts = counts.drop("text")
+        self._distinct.smallest = np.frombuffer(state.smallest, dtype=np.uint64)
 
     def _tally(self, page: pl.DataFrame) -> None:
         self._lines += page.height
@@ -250,18 +296,18 @@ class _Distinct:
     """
 
     def __init__(self) -> None:
-        self._smallest: npt.NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
+        self.smallest: npt.NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
 
     def add(self, ids: npt.NDArray[np.uint64]) -> None:
-        if len(self._smallest) == _SKETCH:
-            ids = ids[ids < self._smallest[-1]]
+        if len(self.smallest) == _SKETCH:
+            ids = ids[ids < self.smallest[-1]]
         if len(ids):
-            self._smallest = np.union1d(self._smallest, ids)[:_SKETCH]
+            self.smallest = np.union1d(self.smallest, ids)[:_SKETCH]
 
     def estimate(self) -> int:
-        if len(self._smallest) < _SKETCH:
-            return len(self._smallest)
-        return round((_SKETCH - 1) / ((float(self._smallest[-1]) + 1) / 2**64))
+        if len(self.smallest) < _SKETCH:
+            return len(self.smallest)
+        return round((_SKETCH - 1) / ((float(self.smallest[-1]) + 1) / 2**64))
 
 
 def _grouped(page: pl.DataFrame) -> pl.DataFrame:

@@ -18,11 +18,12 @@ import msgspec
 import polars as pl
 
 from pipeline.controller.training_status import Status, TrainingState
-from pipeline.controller.trainings import TrainingRequest
+from pipeline.controller.trainings import TrainingRequest, query_of
 from pipeline.controller.watchlist import covers, model_of
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import Template
 from pipeline.errors import BadBundle, LiveChanged, StaleToken, TrainingFailed
+from pipeline.logs import logger
 from pipeline.marks.marks import Mark, lesson
 from pipeline.models import bundle
 from pipeline.models.registry import Registry
@@ -34,7 +35,10 @@ from pipeline.redis.keys import SHARED
 from pipeline.redis.leases import HeldLease
 from pipeline.settings import Settings
 from pipeline.sinks.choose import kind_of, parquet_of
+from pipeline.store.choose import open_store
 from pipeline.training import judging, sampling
+from pipeline.training.checkpoints import Checkpoints
+from pipeline.training.documents import DocumentReader, Place, count_documents
 from pipeline.training.holdout import HeldOut, split
 from pipeline.watching.sessions import keys as session_keys
 from pipeline.watching.sessions.model import SessionModel
@@ -56,7 +60,20 @@ class StoredLines:
     settings: Settings
 
     def pages(self) -> Iterator[pl.DataFrame]:
-        """LEARN_SCHEMA. Raises SourceUnavailable, BadPayload."""
+        """LEARN_SCHEMA. Raises SourceUnavailable, BadPayload, TrainingFailed."""
+        if self.query.documents is not None:
+            yield from self.reader().pages()
+        else:
+            yield from self._results()
+
+    def reader(self, place: Place | None = None) -> DocumentReader:
+        """Of the documents, behind a place."""
+        from pipeline.opensearch import client
+
+        opened = client.opensearch_client(self.settings, reading=True)
+        return DocumentReader(opened, self.query, place, zone=self.settings.intake.time_zone)
+
+    def _results(self) -> Iterator[pl.DataFrame]:
         if self.query.store == "parquet":
             return sampling.read_parquet(parquet_of(self.settings, self.purpose), self.query)
         from pipeline.opensearch import client, training
@@ -67,6 +84,10 @@ class StoredLines:
 
     def total(self) -> int:
         """Roughly how many records there are; 0 where only reading could tell."""
+        if self.query.documents is not None:
+            from pipeline.opensearch import client
+
+            return count_documents(client.opensearch_client(self.settings, reading=True), self.query)
         if self.query.store == "parquet":
             return 0
         from pipeline.opensearch import client, training
@@ -79,6 +100,12 @@ class StoredLines:
         from pipeline.opensearch import documents
 
         return documents.indices(self.settings, kind_of(self.purpose))
+
+
+def results_query(settings: Settings, workloads: Sequence[str], now: datetime) -> Query:
+    """The stored results of these workloads, for the judge of a training from documents."""
+    usual = query_of(settings.replace(train_source="results"), now)
+    return replace(usual, workloads=tuple(workloads))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,20 +217,65 @@ class Training:
         """The sample. Raises TrainingFailed when there is nothing to read."""
         yield self.at(state=TrainingState.FETCHING)
         sampler = self._sampler(sampling.MAX_PATTERNS)
-        sessions = SessionSampler(
+        if self.lines.query.documents is not None:
+            yield from self._read_documents(sampler)
+        else:
+            sessions = self._sessions()
+            for read in _fed(sampler, self.lines, sessions):
+                yield self.at(lines=read.lines, percent=round(_READ * read.share, 1))
+            self.session_models = sessions.learn()
+        sample = sampler.sample()
+        if sample.lines == 0:
+            raise TrainingFailed(_no_lines(self.lines.query, self.clock()))
+        taught = lesson(sample.frame, self.marks, sample.workloads)
+        self.known_normal, self.marked = taught.known_normal, taught.marks
+        return replace(sample, frame=taught.frame, left_out=sample.left_out + taught.left_out)
+
+    def _read_documents(self, sampler: sampling.Sampler) -> Iterator[Status]:
+        """Goes on behind the checkpoint of a trainer that died, and writes checkpoints."""
+        checkpoints = self.checkpoints()
+        known = checkpoints.taken_over()
+        if known is not None:
+            sampler.resumed(known.sample)
+        reader = self.lines.reader(None if known is None else known.place)
+        begun = 0 if known is None else known.place.documents
+        if known is None or not known.complete:
+            total, reported = self.lines.total(), 0.0
+            for page in reader.pages():
+                sampler.add(page)
+                place = reader.place
+                if place is not None and checkpoints.due:
+                    checkpoints.write(place, sampler.state(), complete=False)
+                if place is not None and time.monotonic() - reported > _SHOW_S:
+                    reported = time.monotonic()
+                    share = min(1.0, place.documents / total) if total else 0.0
+                    yield self.at(lines=place.documents, percent=round(_READ * share, 1))
+            if reader.place is not None:
+                checkpoints.write(reader.place, sampler.state(), complete=True)
+        place = reader.place
+        if place is not None and place.without_message:
+            if place.without_message == place.documents:
+                raise TrainingFailed(reader.without_message())
+            logger().warning("training.without_message", documents=place.without_message, of=place.documents)
+        read = 0 if place is None else place.documents
+        logger(request=self.status.request_id).info("training.documents_read", documents=read, resumed=begun)
+
+    def checkpoints(self) -> Checkpoints:
+        """Of the documents that this training reads."""
+        masks, seed = self.masks.version, str(self.settings.train.seed)
+        return Checkpoints(
+            open_store(self.settings.data.store),
+            self.status.request_id,
+            self.request.retry_of,
+            digest(self.lines.query.key, masks, seed),
+        )
+
+    def _sessions(self) -> SessionSampler:
+        return SessionSampler(
             timeout_s=self.settings.watch.session_timeout_s,
             spotless=self.mode is not Mode.BASELINE,
             patterns=session_keys.user_patterns(self.settings.watch.session_keys),
         )
-        for read in _fed(sampler, self.lines, sessions):
-            yield self.at(lines=read.lines, percent=round(_READ * read.share, 1))
-        sample = sampler.sample()
-        if sample.lines == 0:
-            raise TrainingFailed(_no_lines(self.lines.query, self.clock()))
-        self.session_models = sessions.learn()
-        taught = lesson(sample.frame, self.marks, sample.workloads)
-        self.known_normal, self.marked = taught.known_normal, taught.marks
-        return replace(sample, frame=taught.frame, left_out=sample.left_out + taught.left_out)
 
     def fit(self, sample: sampling.TrainingSample, held_out: HeldOut) -> Iterator[Status]:
         """Fits, writes the bundle and brings it into the store; afterwards `status.version` names it.
@@ -262,10 +334,17 @@ class Training:
         if self.stream is None:
             return sample.frame
         sampler = self._sampler(_STREAM_PATTERNS)
-        for _ in _fed(sampler, self.stream):
+        # Documents have no templates, by which sessions are learnt.
+        sessions = self._sessions() if self.lines.query.documents is not None else None
+        for _ in _fed(sampler, self.stream, sessions):
             yield self.at()
+        if sessions is not None:
+            self.session_models = sessions.learn()
+        answered = sampler.sample()
+        if not answered.lines:
+            return sample.frame
         # Marks answer their patterns before the model is asked.
-        return lesson(sampler.sample().frame, self.marks, sample.workloads).frame
+        return lesson(answered.frame, self.marks, sample.workloads).frame
 
     def judge_and_publish(self, held_out: HeldOut, recent: pl.DataFrame) -> Iterator[Status]:
         """Judges against the live version, then publishes by compare-and-set.
@@ -350,6 +429,11 @@ def _fed(
 
 
 def _no_lines(query: Query, now: datetime) -> str:
+    if query.documents is not None:
+        return (
+            f"no document of {query.documents.index} is selected by the query, the levels, the workloads and "
+            "the time range; give others"
+        )
     names = ", ".join(query.workloads[:5]) or "any workload"
     if len(query.workloads) > 5:
         names += f" and {len(query.workloads) - 5} more"

@@ -3,6 +3,7 @@ for."""
 
 import argparse
 import gzip
+import io
 import json
 import os
 import re
@@ -555,3 +556,51 @@ def test_a_cut_off_file_is_sent_as_far_as_it_goes(verb: Verb, tmp_path: Path) ->
     assert said.code == 0
     assert re.search(rf"note: {cut} ends early: [\d,]+ lines were read", said.err)
     assert "1 line" not in said.err.split("ends early")[0]
+
+
+def test_workloads_of_opni_are_read_from_a_file_and_from_standard_input(
+    logweir: Verb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "workloads.json"
+    file.write_text('{"c1": {"shop": ["web", "cart"], "": ["x"]}}')
+    said = logweir("watch", "add", "--workloads", file)
+    assert said.code == 0 and said.out.startswith(
+        "watching c1/shop/cart\nwatching c1/shop/web\nwatching c1/x\n"
+    )
+    message = b'{"uuid": "u", "workloads": {"c1": {"shop": ["web"]}}}'
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(message)))
+    assert "no longer watching c1/shop/web" in logweir("watch", "remove", "--workloads", "-").out
+    unseen = logweir("train", "--no-wait", "--workloads", file)
+    assert unseen.code == 2 and "no workload matches 'c1/shop/cart'" in unseen.err
+    # A cluster that is called so is no message.
+    file.write_text('{"workloads": {"shop": ["web"]}}')
+    assert "watching workloads/shop/web" in logweir("watch", "add", "--workloads", file).out
+    for text, why in (
+        ('{"c1": ["web"]}', "cannot be read"),
+        ("{", "cannot be read"),
+        ("{}", "names no workload"),
+        ('{"c": {"n": ["a\\u0007"]}}', "is no workload pattern"),
+    ):
+        file.write_text(text)
+        wrong = logweir("watch", "add", "--workloads", file)
+        assert wrong.code == 2 and why in wrong.err, wrong
+    assert logweir("watch", "add", "--workloads", tmp_path / "none").code == 2
+    assert logweir("watch", "list", "--workloads", file).code == 2
+
+
+def test_a_training_from_documents_says_what_is_wrong_before_it_is_asked_for(
+    logweir: Verb, tmp_path: Path
+) -> None:
+    file = tmp_path / "query.json"
+    file.write_text("[]")
+    for flags, why in (
+        (("--query", str(file)), "--query is for documents; name their index with --opensearch"),
+        (("--level-not", "error"), "--level-not is for documents"),
+        (("--opensearch", "a b"), "names no index"),
+        (("--opensearch", "logs-*", "--level-not", "loud"), "level 'loud' is none"),
+        (("--opensearch", "logs-*", "--query", str(file)), "is no clause"),
+        (("--opensearch", "logs-*"), "OPENSEARCH_URL is not set"),
+    ):
+        said = logweir("train", "--no-wait", *flags)
+        assert said.code == 2 and why in said.err, (flags, said)
+    assert "no trainings yet" in logweir("train", "--list").out

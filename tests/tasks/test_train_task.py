@@ -3,6 +3,7 @@
 import itertools
 import re
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,14 +14,15 @@ import polars as pl
 import pytest
 import redis
 from celery.exceptions import SoftTimeLimitExceeded
+from opensearchpy import helpers
 from polling import wait_until
 from pool_devices import put_devices
 from small_bundles import put
 
 from pipeline.controller.training_status import Status, TrainingState
-from pipeline.controller.trainings import ATTEMPTS, TrainingRequest
+from pipeline.controller.trainings import ATTEMPTS, TrainingRequest, Trainings
 from pipeline.drain.masking.mask_set import MaskSet
-from pipeline.errors import DeviceFailed, RedisUnavailable, SourceUnavailable
+from pipeline.errors import BadInput, DeviceFailed, RedisUnavailable, SourceUnavailable
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.values import LeaseMode, PoolLease
 from pipeline.marks.marks import State as MarkState
@@ -31,18 +33,22 @@ from pipeline.models.bundle import load_known
 from pipeline.models.config import ModelConfig
 from pipeline.models.fitting import TrainConfig
 from pipeline.observe.events import read_events
+from pipeline.opensearch.client import opensearch_client
 from pipeline.records.query import Query
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.records.verdict import pattern_ids
 from pipeline.records.versions import Live
 from pipeline.redis.leases import TRAINING, Leases, granted
+from pipeline.service import trainings as training_service
+from pipeline.service.trainings import TrainingAsked
 from pipeline.settings import Settings
+from pipeline.settings.train_source import TrainSource
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.tasks import periodic
 from pipeline.tasks import train as task
 from pipeline.tasks.context import Context
 from pipeline.tasks.loaded import WorkerProfile
-from pipeline.training import judging, training
+from pipeline.training import checkpoints, documents, judging, training
 from pipeline.training.judging import Judgement
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
@@ -670,3 +676,64 @@ def test_a_trainer_whose_gpu_is_not_healthy_does_not_wait_for_it(context: Contex
     asked(trainer_)
     assert task.run(trainer_) is None
     assert now_live(trainer_).version
+
+
+@pytest.mark.long
+def test_a_training_from_documents_goes_on_when_its_trainer_was_killed(
+    context: Context, passing: None, monkeypatch: pytest.MonkeyPatch, opensearch: str
+) -> None:
+    """The trainer dies between two pages; its retry reads the others, and the model knows every message."""
+    own = context.settings.replace(
+        opensearch_url=opensearch, opensearch_fields=("time", "log", "level"),
+        opensearch_workload_fields=("namespace_name",), retrain_backoff_s=0.1,
+    )  # fmt: skip
+    index = f"docs-{uuid.uuid4().hex[:10]}"
+    search = opensearch_client(own)
+    words = itertools.product(SUBJECTS, VERBS)
+    helpers.bulk(
+        search,
+        (
+            {"_index": index, "log": f"{subject} was {verb} after {n} ms", "namespace_name": "shop", "level": "ERROR" if n < 50 else "INFO"}
+            for n, (subject, verb) in enumerate([*words] * 10)
+        ),
+        refresh=True,
+    )  # fmt: skip
+    store(context)  # the judge compares on what the pipeline has stored
+    context.settings, context.trainings = own, Trainings(context.client, own)
+    asked_for = TrainingAsked(source=TrainSource(store="opensearch", index=index, level_not=("error",)))
+    monkeypatch.setattr(training_service, "app_of", lambda _: context.app)
+    request_id, _ = training_service.request_training(context.client, own, asked_for, by="a test")
+    monkeypatch.setattr(checkpoints, "EVERY_S", 0.0)
+    monkeypatch.setattr(checkpoints, "SHARE", 1e9)
+    read: list[int] = []
+    pages = documents.DocumentReader.pages
+
+    def counted(reader: documents.DocumentReader) -> Iterator[pl.DataFrame]:
+        reader.size = 100
+        for page in pages(reader):
+            read.append(page.height)
+            if len(read) == 5:
+                raise KeyboardInterrupt  # as a kill: nothing of the task's own runs any more
+            yield page
+
+    monkeypatch.setattr(documents.DocumentReader, "pages", counted)
+    with pytest.raises(KeyboardInterrupt):
+        task.run(context)
+    expire(context)
+    periodic.end_lost(context)
+    assert wait_until(lambda: context.trainings.due() == 1, timeout_s=10)
+    task.run(context)
+    status = context.trainings.followed(request_id)
+    assert (status.state, status.published, status.attempt) == (TrainingState.COMPLETED, True, 2), status
+    assert sum(read[:4]) + sum(read[5:]) == 950 and len(read) <= 12
+    manifest = context.registry.manifest(status.version)
+    assert manifest.query["documents"]["index"] == index
+    assert manifest.query["documents"]["level_not"] == ["error"]
+    assert manifest.workloads == ("shop",)
+    assert list(context.registry.stored.objects.found("trainings/")) == []
+    with pytest.raises(BadInput, match=r"no document of .* is selected"):
+        training_service.request_training(
+            context.client, own, replace(asked_for, until=NOW, since=NOW - timedelta(days=1)), by="a test"
+        )
+    search.indices.delete(index=index)
+    search.close()

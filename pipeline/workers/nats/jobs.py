@@ -5,14 +5,15 @@ subscribers hear it once over JetStream.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from pipeline.controller.training_status import Status, TrainingState
 from pipeline.controller.trainings import Trainings
-from pipeline.controller.watchlist import Watchlist, check_pattern, covers
+from pipeline.controller.watchlist import NestedWorkloads as Workloads
+from pipeline.controller.watchlist import Watchlist, covers, patterns_of
 from pipeline.errors import BadInput, SourceUnavailable, TrainingsFull
 from pipeline.ledger.ledger import Ledger
 from pipeline.logs import logger
@@ -26,7 +27,6 @@ from pipeline.redis.keys import Keys
 from pipeline.service.trainings import TrainingAsked, request_training
 
 T = TypeVar("T")
-Workloads = dict[str, dict[str, list[str]]]  # cluster -> namespace -> deployments
 BUCKET: Final = "model-training-parameters"  # the KV bucket of Opni
 LAST_TRAINED: Final = "lastModelTrained"
 MODELS: Final = "logweir"  # `bucket` of model_update: Opni's inference loads models of its own bucket alone
@@ -227,18 +227,6 @@ class Jobs:
 def _has_ended(status: Status) -> bool:
     """Also where Redis has forgotten it."""
     return bool(status.ended) or status.state is TrainingState.NONE
-
-
-def patterns_of(workloads: Mapping[str, Mapping[str, Iterable[str]]]) -> list[str]:
-    """{cluster: {namespace: [deployment]}} as patterns of the watchlist. Raises BadInput."""
-    return sorted(
-        {
-            check_pattern("/".join(part for part in (cluster, namespace, deployment) if part))
-            for cluster, namespaces in workloads.items()
-            for namespace, deployments in namespaces.items()
-            for deployment in deployments
-        }
-    )
 
 
 def _read(kind: type[T], data: bytes, subject: str) -> T:

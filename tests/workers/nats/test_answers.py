@@ -12,7 +12,7 @@ from nats_server import Heard, NatsServer, list_bytes, payload, single
 from polling import wait_until
 
 from pipeline.controller.trainings import TrainingRequest, Trainings
-from pipeline.controller.watchlist import Watchlist
+from pipeline.controller.watchlist import Watchlist, patterns_of
 from pipeline.ledger.ledger import Ledger
 from pipeline.nats import streams
 from pipeline.observe.events import BEGIN, read_events
@@ -21,7 +21,6 @@ from pipeline.settings import Settings
 from pipeline.settings.nats import NatsSource
 from pipeline.workers.nats import reader as reader_module
 from pipeline.workers.nats.event_mirror import CURSOR
-from pipeline.workers.nats.jobs import patterns_of
 from pipeline.workers.nats.process import Gateway
 
 LIMIT_S = 20
