@@ -22,7 +22,7 @@ from pipeline.controller.trainings import TrainingRequest, query_of
 from pipeline.controller.watchlist import covers, model_of
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import Template
-from pipeline.errors import BadBundle, LiveChanged, StaleToken, TrainingFailed
+from pipeline.errors import BadBundle, BadPayload, LiveChanged, StaleToken, TrainingFailed
 from pipeline.logs import logger
 from pipeline.marks.marks import Mark, lesson
 from pipeline.models import bundle
@@ -236,7 +236,11 @@ class Training:
         checkpoints = self.checkpoints()
         known = checkpoints.taken_over()
         if known is not None:
-            sampler.resumed(known.sample)
+            try:
+                sampler.resumed(known.sample)
+            except BadPayload as exc:  # a sampler takes a state whole or not at all
+                logger(request=self.status.request_id).warning("training.checkpoint_unread", why=str(exc))
+                known = None
         reader = self.lines.reader(None if known is None else known.place)
         begun = 0 if known is None else known.place.documents
         if known is None or not known.complete:
