@@ -42,6 +42,7 @@ class NatsConnection:
         self._name = name
         self._client: Client | None = None
         self._opening = threading.Lock()
+        self._closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="nats", daemon=True)
         self._thread.start()
@@ -54,6 +55,8 @@ class NatsConnection:
     def client(self) -> Client:
         """The connected client. Raises SourceUnavailable."""
         with self._opening:
+            if self._closed:  # a request that is still answered must not open it again
+                raise self.unavailable("the connection was closed")
             if self._client is None or self._client.is_closed:
                 self._client = self._connected()
             return self._client
@@ -86,6 +89,7 @@ class NatsConnection:
 
     def close(self) -> None:
         """Sends what waits, and ends the thread."""
+        self._closed = True
         try:
             if self._client is not None and not self._client.is_closed:
                 self.call(self._client.close(), 2.0)
