@@ -1,6 +1,7 @@
 """Model versions that are whole, though no network could be loaded from them; and damage to them."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ def written(
     model: str = "shared",
     workloads: Sequence[str] = (),
     content: bytes = b"content",
+    more: Mapping[str, bytes] | None = None,
 ) -> Path:
     """A complete bundle with the right hashes, on this machine only; `put` brings bundles into the store."""
 
@@ -35,9 +37,14 @@ def written(
         )  # fmt: skip
 
     out = registry.path(version)
-    writers = {name: lambda path: path.write_bytes(content) and None for name in bundle.FILE_CAPS}
+    files = dict.fromkeys(bundle.FILE_CAPS, content) | dict(more or {})
+    writers = {name: functools.partial(_write, text=text) for name, text in files.items()}
     bundle.write_bundle(out, writers=writers, manifest=manifest)
     return out
+
+
+def _write(path: Path, text: bytes) -> None:
+    path.write_bytes(text)
 
 
 def put(registry: Registry, *versions: str, **how: Any) -> None:

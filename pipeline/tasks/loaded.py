@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from cachetools import LRUCache
@@ -14,15 +13,14 @@ from cachetools import LRUCache
 from pipeline.errors import BadBundle, ModelUnavailable, RedisUnavailable
 from pipeline.gpu.values import PoolLease
 from pipeline.logs import logger
-from pipeline.models import bundle
 from pipeline.models.bundle import load_known
 from pipeline.models.registry import Registry
 from pipeline.models.serving import Serving
 from pipeline.models.verdict import Knowledge
 from pipeline.observe import counters as metrics
 from pipeline.settings import Settings
+from pipeline.watching.sessions.bundled import read_session_models
 from pipeline.watching.sessions.model import SessionModel
-from pipeline.watching.sessions.model import load as load_session_models
 
 if TYPE_CHECKING:
     from pipeline.models.line import LineModel
@@ -171,19 +169,3 @@ class LoadedModels:
         one."""
         metrics.flush()
         os._exit(0)
-
-
-def read_session_models(path: Path) -> dict[str | None, SessionModel]:
-    """The session models of a bundle by workload, under None the one for all other workloads.
-
-    Raises BadBundle."""
-    manifest = bundle.load_manifest(path)
-    blob = bundle.optional(path, bundle.SEQUENCES)
-    models: dict[str | None, SessionModel] = {}
-    if blob is not None:
-        models.update(load_session_models(blob))
-    # A baseline often has another name than the workload it judges: `logweir run new.log --baseline old.log`.
-    # If a model has learnt from several workloads, the sessions of one say nothing about those of another.
-    if len(models) == 1 and len(manifest.workloads) <= 1:
-        models[None] = next(iter(models.values()))
-    return models

@@ -17,7 +17,7 @@ from pipeline.models import bundle as bundles
 from pipeline.models.bundle import BundleFile, KnownPatterns, Manifest, TrainingStats
 from pipeline.models.evidence import Evidence, Normal
 from pipeline.models.threshold import Mode, calibrate
-from pipeline.tasks.loaded import read_session_models
+from pipeline.watching.sessions.bundled import read_session_models
 from pipeline.watching.sessions.model import SessionModel
 from pipeline.watching.sessions.model import dump as dump_session_models
 

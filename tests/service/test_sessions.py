@@ -8,15 +8,21 @@ import polars as pl
 import pytest
 import redis
 from answers_contract import row
+from small_bundles import ONE, put
 
+from pipeline.drain.templates import Template, pack_template
 from pipeline.errors import BadInput
+from pipeline.models.bundle import SEQUENCES
+from pipeline.models.registry import Registry
 from pipeline.records.schema import RESULT_SCHEMA
+from pipeline.redis.keys import Keys
 from pipeline.service.stored.sessions import session_findings, stored_session
 from pipeline.settings import Settings
 from pipeline.sinks.answers.answers import Answers
 from pipeline.sinks.answers.choose import answers_of
 from pipeline.sinks.choose import parquet_of
 from pipeline.watching.rows import SESSIONS, WatcherFinding, finding_rows
+from pipeline.watching.sessions.model import SessionModel, dump
 
 NOW = datetime(2026, 11, 25, 12, tzinfo=UTC)
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -56,6 +62,30 @@ def test_records_of_a_key_come_in_order_of_time_from_texts_and_fields(
     assert judged.events == ["12:00:00 T1", "12:00:01 T7"]
     assert not found.more and found.in_hand == []
     assert stored_session(answers, client, settings, TRACE, span=SPAN, limit=1).more
+
+
+def test_the_nearest_normal_session_is_named_with_the_differences(
+    answers: Answers, client: "redis.Redis", settings: Settings
+) -> None:
+    assert stored_session(answers, client, settings, TRACE, span=SPAN).nearest == []  # no model
+    learnt = SessionModel.fit([(1, 2, 2)] * 40 + [(1, 1, 1, 1, 3)] * 40)
+    registry = Registry(client, settings)
+    put(registry, ONE, workloads=("shop/db",), more={SEQUENCES: dump({"shop/db": learnt})})
+    registry.promote(ONE, at=NOW)
+    packed = pack_template(Template(template_id=2, text="kept <*>", severe=False, workload="shop/db"))
+    client.hset(Keys(settings.redis.key_prefix).templates, "2", packed)
+    found = stored_session(answers, client, settings, TRACE, span=SPAN)
+    db = next(one for one in found.nearest if one.workload == "shop/db")
+    assert (db.version, db.learnt, db.events) == (ONE, 80, 3)
+    assert [(one.template_id, one.template, one.here, one.there) for one in db.differences] == [
+        (2, "kept <*>", 0, 2)
+    ]
+    assert stored_session(answers, client, settings, TRACE, span=SPAN, limit=1).nearest == []  # a part of it
+    place = registry.path(ONE) / SEQUENCES
+    place.write_bytes(b"damaged")
+    for copy in settings.data.dir.rglob(SEQUENCES):
+        copy.write_bytes(b"damaged")
+    assert len(stored_session(answers, client, settings, TRACE, span=SPAN).lines) == 2
 
 
 def test_a_key_sees_only_its_workloads(answers: Answers, client: "redis.Redis", settings: Settings) -> None:

@@ -44,6 +44,15 @@ def test_a_session_of_training_is_normal() -> None:
     assert model.judge([READ, TWICE, WRITE, BOTH]) == [NORMAL] * 4
 
 
+def test_a_session_is_set_beside_the_nearest_learnt_one() -> None:
+    model = SessionModel.fit([(1, 2, 2, 3)] * 60 + [(7, 8)] * 60)
+    assert model.beside_nearest((2, 1, 3, 2)) == (4, [])
+    size, differences = model.beside_nearest((1, 2, 3, 9))
+    assert size == 4 and sorted(differences) == [(2, 1, 2), (9, 1, 0)]
+    assert model.beside_nearest((7, 8, 8))[1] == [(8, 2, 1)]
+    assert model.beside_nearest(()) == (0, [])
+
+
 def test_an_event_that_training_never_saw_is_named() -> None:
     verdict = judged((1, 2, 3, 77, 9))
     assert verdict.anomalous

@@ -16,6 +16,7 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.records.result_query import ResultQuery
 from pipeline.service.lines import chosen_names, lines_of_rows
 from pipeline.service.questions import LinesAsked
+from pipeline.service.stored.nearest import nearest_sessions
 from pipeline.service.stored.values import SESSION_RECORDS, SessionFinding, SessionInHand, SessionRecords
 from pipeline.settings import Settings
 from pipeline.sinks.answers.answers import Answers
@@ -60,6 +61,7 @@ def stored_session(
         workloads=sorted({line.workload for line in lines}),
         findings=_findings(found.filter(judged)),
         in_hand=_in_hand(client, settings, key, names),
+        nearest=nearest_sessions(client, settings, lines) if found.height <= limit else [],
     )
 
 

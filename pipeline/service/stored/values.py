@@ -2,7 +2,7 @@
 
 They need no package beside those of a plain installation, so a client reads them too."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Final
@@ -100,9 +100,32 @@ class SessionInHand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EventDifference:
+    """A template that a session has `here` times, and the nearest normal session `there` times."""
+
+    template_id: int
+    template: str | None
+    here: int
+    there: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearestSession:
+    """The normal session that is nearest to one by how often each template occurs, of the distinct ones that
+    the live model has learnt of a workload. `events`: of it. `differences`: the heaviest first, cut at 50."""
+
+    workload: str
+    version: str
+    learnt: int  # sessions
+    events: int
+    differences: list[EventDifference]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRecords:
     """The records that hold a key, the oldest first. `more`: there are older ones. `findings`: of sessions
-    with this key. `in_hand`: where it is still open."""
+    with this key. `in_hand`: where it is still open. `nearest`: of each workload whose sessions the live
+    model has learnt, where all records are here."""
 
     key: str
     since: datetime
@@ -112,6 +135,7 @@ class SessionRecords:
     workloads: list[str]
     findings: list[SessionFinding]
     in_hand: list[SessionInHand]
+    nearest: list[NearestSession] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -215,6 +215,17 @@ class SessionModel:
         counts = self.count_tail.limit(max(level, 1.0 / (self.sessions + 1.0)))
         return counts, self.length_tail.limit(level), self.order_tail.limit(level)
 
+    def beside_nearest(self, session: Sequence[int]) -> tuple[int, list[tuple[int, int, int]]]:
+        """The number of events of the learnt session that is nearest by counts, and (event, its count here,
+        its count there) where they differ, heaviest first. (0, []) where nothing was learnt."""
+        learnt, events = self.vocabulary.vectors, normalise(session)
+        if not learnt.rows or not events:
+            return 0, []
+        vectors = CountVectors.of(np.array([len(events)]), np.array(events, dtype=np.int64))
+        _, nearest = self.vocabulary.nearest(vectors)
+        differences = self.vocabulary.differences(vectors, 0, int(nearest[0]))
+        return int(learnt.totals()[nearest[0]]), [(event, n, m) for event, n, m, _ in differences]
+
     def scores(self, sessions: Sequence[Sequence[int]]) -> Floats:
         """(sessions, 3): the score of each rule, in the order of `limits`."""
         return self._score([normalise(session) for session in sessions]).scores

@@ -21,6 +21,7 @@ from pipeline.gpu.pool import Pool
 from pipeline.ledger.ledger import Ledger
 from pipeline.marks.marks import State, Target
 from pipeline.marks.store import Marks
+from pipeline.models.bundle import SEQUENCES
 from pipeline.models.registry import Registry
 from pipeline.records.delivery import Meta
 from pipeline.records.schema import RESULT_SCHEMA
@@ -36,6 +37,7 @@ from pipeline.service.values import WorkloadRate
 from pipeline.settings import Settings
 from pipeline.sinks.choose import parquet_of
 from pipeline.watching.incidents.live import IncidentEvent, Incidents
+from pipeline.watching.sessions.model import SessionModel, dump
 from pipeline.workers.api.console.rates import PARTS, HeatPart, heat_row
 from pipeline.workers.api.console.sending import ORDER
 
@@ -150,7 +152,8 @@ def _fill(settings: Settings, client: "redis.Redis") -> None:
     client.set(Keys(settings.redis.key_prefix).watching("incidents"), state.pack())
     put_devices(Pool(client, settings))
     registry = Registry(client, settings)
-    put(registry, ONE, TWO)
+    learnt = dump({"shop/db": SessionModel.fit([(1, 2, 2, 3)] * 60)})
+    put(registry, ONE, TWO, workloads=("shop/db",), more={SEQUENCES: learnt})
     for version in (ONE, TWO):
         registry.promote(version, at=NOW)
     counts = SenderCounts()
@@ -184,7 +187,7 @@ def put_dead_batches(place: Place, *ids: str) -> None:
         ("/rates", ("shop/web", "1,250", "cell", "has stopped")),
         ("/rates?since=2025-01-01&until=2025-01-02", ("No line of the last", "show that day")),
         ("/sessions", ("No odd session", "block ids of HDFS")),
-        (f"/sessions?key={TRACE}", ("4 records in 1 workload", "No verdict is stored", TRACE)),
+        (f"/sessions?key={TRACE}", ("4 records in 1 workload", "No verdict is stored", TRACE, "nearest normal session of shop/db", "missing", "60 learnt sessions")),
         ("/sessions?key=nothing-has-it", ("No stored record of the last 7d holds",)),
         ("/learning", (TWO, ONE, "Roll back …", "Promote …", "Nothing is watched", "Nothing is marked")),
         (f"/learning/promote?version={ONE}", (f"Make {ONE} live?", "Verdicts that are stored stay", "Why")),
@@ -195,7 +198,7 @@ def put_dead_batches(place: Place, *ids: str) -> None:
         ("/pipeline/discard", ("There are no dead letters",)),
         ("/gpu", ("Made-up 16", "No lease lives", "Nobody waits", "logweir", "No lease has ended")),
         ("/gpu/now", ("Made-up 16",)),
-        ("/send", ("curl --fail", "There is no key", "Audit log", "nothing by its protocol (lines) yet")),
+        ("/send", ("curl --fail", "Audit log", "nothing by its protocol (lines) yet")),
         ("/send?how=loki", ("Senders by this protocol", "10.0.0.8 (key web)", "7 lines", "10.0.0.10")),
         ("/send?how=vector", ("/es]", "heard: 5 lines by the protocol bulk from 10.0.0.7")),
     ],
@@ -393,6 +396,9 @@ def test_dead_letters_are_read_retried_and_discarded(place: Place, local: Person
 
 
 def test_a_key_is_shown_once_and_revoked_after_a_question(place: Place, local: Person) -> None:
+    place.client.delete(Keys(place.settings.redis.key_prefix).sender_keys)
+    wait_for_ring()
+    assert "There is no key" in local.page("/send")
     fields = (("name", "till"), ("scope", "send"), ("only", "shop/*, prod/*"), ("lasts", "90d"))
     status, _, body = local.do("/do/key", *fields)
     secret = re.search(r"lw_[A-Za-z0-9_-]{20,}", body)

@@ -1,0 +1,66 @@
+"""The normal session that is nearest to one, and how they differ, by the models of the live version."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import redis
+
+from pipeline.controller.watchlist import model_of
+from pipeline.drain.learner import read_templates
+from pipeline.errors import LogweirError
+from pipeline.models.registry import Registry
+from pipeline.redis.connection import answering
+from pipeline.redis.keys import SHARED, Keys
+from pipeline.service.stored.values import EventDifference, NearestSession
+from pipeline.service.values import Line
+from pipeline.settings import Settings
+from pipeline.watching.sessions.bundled import read_session_models
+from pipeline.watching.sessions.model import SessionModel
+
+SHOWN: Final = 50  # differences
+
+
+def nearest_sessions(
+    client: "redis.Redis", settings: Settings, lines: Sequence[Line]
+) -> list[NearestSession]:
+    """Of each workload with records among these, which are those of one session.
+
+    A version that cannot be read gives none: a session is shown without its neighbour."""
+    registry = Registry(client, settings)
+    live = {one.model: one.version for one in registry.live()}
+    models: dict[str, Mapping[str | None, SessionModel]] = {}
+    found = []
+    for workload in sorted({line.workload for line in lines}):
+        version = live.get(model_of(workload, settings.train.own_models), live.get(SHARED))
+        if version is None:
+            continue
+        if version not in models:
+            try:
+                models[version] = registry.read(version, read_session_models)
+            except LogweirError:
+                models[version] = {}
+        model = models[version].get(workload, models[version].get(None))
+        events = [line.template_id for line in lines if line.workload == workload and line.template_id]
+        if model is None or not events:
+            continue
+        size, differences = model.beside_nearest(events)
+        if size:
+            texts = _texts(client, settings) if differences else {}
+            found.append(
+                NearestSession(
+                    workload=workload,
+                    version=version,
+                    learnt=model.sessions,
+                    events=size,
+                    differences=[
+                        EventDifference(template_id=event, template=texts.get(event), here=here, there=there)
+                        for event, here, there in differences[:SHOWN]
+                    ],
+                )
+            )
+    return found
+
+
+def _texts(client: "redis.Redis", settings: Settings) -> dict[int, str]:
+    with answering():
+        return {one.template_id: one.text for one in read_templates(client, Keys(settings.redis.key_prefix))}
