@@ -38,6 +38,7 @@ from pipeline.service.silences import put_silence
 from pipeline.settings import Settings
 from pipeline.sinks.choose import parquet_of
 from pipeline.watching.incidents.live import IncidentEvent, Incidents
+from pipeline.watching.rates.rates import Rates
 
 START_S = 60.0
 HOSTILE = (
@@ -191,6 +192,10 @@ def _fill(console: Console) -> None:
     console._put_incidents()
     _put_dead(console)
     put_devices(Pool(console.redis, console.settings))
+    rates = Rates()
+    for minute in range(61):
+        rates.detector.step(round(began.timestamp()) // 60 + minute, {TEMPLATE: 1}, judged=False)
+    console.redis.hset(keys.watching("rates"), "shop/web", rates.pack())
     console.new_key("sender <b>", "send")
     put_silence(console.redis, console.settings, "nothing/*", lasts="1h", why=NAME, by=NAME)
     ledger = Ledger(console.redis, console.settings)

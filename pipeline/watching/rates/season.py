@@ -78,6 +78,10 @@ class Season(Columns):
         week = (total >= _DAYS[1] * 1440) & (self.minutes.min(axis=0) > 0)
         return np.where(week, by_slot, np.where(hours, by_hour, 1.0))
 
+    def factors(self, place: Any, dispersion: Floats) -> Floats:
+        """The factors of all SLOTS for one season. `place`, `dispersion`: of its row, arrays of one."""
+        return np.array([self._factors(place, slot, dispersion)[0] for slot in range(SLOTS)])
+
     def kinds(self) -> Any:
         """The seasonality kind of each row: an index of KINDS."""
         days = self._history / 1440

@@ -150,7 +150,11 @@ def test_every_page_is_open_to_everybody_in_both_themes_and_at_every_width(
     troubles: list[str] = []
     pages = every_page(console, visit)
     assert len(pages) >= 15
-    pages += [f"{console.url}/nothing-here", f"{console.url}/lines?since=30d"]
+    pages += [
+        f"{console.url}/rates?workload=shop/web",
+        f"{console.url}/nothing-here",
+        f"{console.url}/lines?since=30d",
+    ]
     for url in pages:
         with opened(visit, url, troubles) as page:
             weight = page.evaluate(WEIGHT)

@@ -37,6 +37,7 @@ from pipeline.service.values import WorkloadRate
 from pipeline.settings import Settings
 from pipeline.sinks.choose import parquet_of
 from pipeline.watching.incidents.live import IncidentEvent, Incidents
+from pipeline.watching.rates.rates import Rates
 from pipeline.watching.sessions.model import SessionModel, dump
 from pipeline.workers.api.console.rates import PARTS, HeatPart, heat_row
 from pipeline.workers.api.console.sending import ORDER
@@ -156,6 +157,10 @@ def _fill(settings: Settings, client: "redis.Redis") -> None:
     put(registry, ONE, TWO, workloads=("shop/db",), more={SEQUENCES: learnt})
     for version in (ONE, TWO):
         registry.promote(version, at=NOW)
+    rates = Rates()
+    for minute in range(61):
+        rates.detector.step(NOW.toordinal() * 1_440 + minute, {1: 1}, judged=False)
+    client.hset(Keys(settings.redis.key_prefix).watching("rates"), "shop/web", rates.pack())
     counts = SenderCounts()
     counts.heard(SentBy(protocol="bulk", key="", peer="10.0.0.7"), lines=5)
     for peer, lines in (("10.0.0.8", 7), ("10.0.0.9", 0)):
@@ -185,6 +190,8 @@ def put_dead_batches(place: Place, *ids: str) -> None:
         ("/compare?a=30m&b=1h..30m&workload=shop/web&other=shop/db", ("shop/web", "2 patterns compared")),
         ("/compare?a=2025-01-01..2025-01-02", ("No line lies in A or in B",)),
         ("/rates", ("shop/web", "1,250", "cell", "has stopped")),
+        ("/rates?workload=shop/web", ("The course of shop/web", "data-high=", "; usual: ")),
+        ("/rates?workload=shop/db", ("The course of shop/db", "No band")),
         ("/rates?since=2025-01-01&until=2025-01-02", ("No line of the last", "show that day")),
         ("/sessions", ("No odd session", "block ids of HDFS")),
         (f"/sessions?key={TRACE}", ("4 records in 1 workload", "No verdict is stored", TRACE, "nearest normal session of shop/db", "missing", "60 learnt sessions")),

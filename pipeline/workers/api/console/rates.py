@@ -1,14 +1,17 @@
 """Units and rates: how much each workload writes in the course of time, and where it has fallen silent."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
+from pipeline.service.stored.expected import expected_rates
 from pipeline.service.values import CauseView, WorkloadRate
+from pipeline.watching.rates.outlook import ExpectedLines
+from pipeline.workers.api.asking import api_of
 from pipeline.workers.api.console.asks import (
     IncidentRow,
     newest_span,
@@ -25,6 +28,7 @@ See = Annotated[Visitor, Depends(sees())]
 PARTS: Final = 24
 SHOWN: Final = 60  # workloads
 SHADES: Final = 6
+BANDS: Final = 5  # workloads whose expected lines are worked out, some milliseconds each
 MOVES: Final = 12  # causes of incidents in rates
 
 
@@ -46,11 +50,13 @@ class HeatCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeatRow:
-    """One workload. `silent`: since when, where it wrote before and no longer does."""
+    """One workload. `silent`: since when, where it wrote before and no longer does. `expected`: of each cell,
+    where its rate is known."""
 
     rate: WorkloadRate
     cells: list[HeatCell]
     silent: datetime | None
+    expected: list[ExpectedLines] = field(default_factory=list)
 
 
 @router.get("/rates")
@@ -73,7 +79,12 @@ async def rates_page(
         HeatPart(since=table.since + step * at, until=table.since + step * (at + 1)) for at in range(PARTS)
     ]
     shown = table.workloads if all else table.workloads[:SHOWN]
-    rows = [heat_row(one, parts) for one in shown]
+    api = api_of(request)
+    usual = await api.facts(
+        expected_rates, api.client, api.settings, [one.workload for one in shown] if len(shown) <= BANDS else [],
+        [*(part.since for part in parts), parts[-1].until],
+    )  # fmt: skip
+    rows = [replace(heat_row(one, parts), expected=usual.get(one.workload, [])) for one in shown]
     incidents = await the_incidents(request, visitor)
     return render(
         request, visitor, "rates.html",

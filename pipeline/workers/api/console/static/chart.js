@@ -7,6 +7,9 @@ window.logweirCharts = (root) => {
     const values = place.dataset.chart.split(",").map(Number);
     const begin = Number(place.dataset.begin), end = Number(place.dataset.end);
     const step = (end - begin) / Math.max(1, values.length);
+    const band = (place.dataset.high || "").split(",").filter(Boolean).map(Number);
+    const floor = (place.dataset.low || "").split(",").filter(Boolean).map(Number);
+    const edge = { stroke: color("--soft"), width: 1, dash: [4, 4], points: { show: false }, paths: uPlot.paths.stepped({ align: 1 }) };
     const times = values.map((_, at) => begin + at * step);
     const zoom = (chart) => {
       const { left, width } = chart.select;
@@ -26,8 +29,10 @@ window.logweirCharts = (root) => {
         { stroke: color("--soft"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") }, size: 60 },
       ],
       tzDate: localStorage.getItem("logweir-zone") === "local" ? undefined : (at) => uPlot.tzDate(new Date(at * 1e3), "Etc/UTC"),
-      series: [{}, { label: place.dataset.label, stroke: color("--accent"), fill: color("--blue-bg"), paths: uPlot.paths.bars({ size: [0.9, 60] }), points: { show: false } }],
-    }, [times, values], place);
+      series: [{}, { label: place.dataset.label, stroke: color("--accent"), fill: color("--blue-bg"), paths: uPlot.paths.bars({ size: [0.9, 60] }), points: { show: false } },
+        ...(band.length ? [{ ...edge, label: "usual at most" }, { ...edge, label: "usual at least" }] : [])],
+      bands: band.length ? [{ series: [2, 3], fill: color("--line") + "80" }] : [],
+    }, band.length ? [times, values, band, floor] : [times, values], place);
     place.ondblclick = () => history.back();
     new ResizeObserver(() => chart.setSize({ width: place.clientWidth || 600, height: 170 })).observe(place);
   }
