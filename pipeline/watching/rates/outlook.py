@@ -32,7 +32,7 @@ def expected_lines(detector: Detector, ends: Sequence[datetime]) -> list[Expecte
         return []
     scatter = detector.scatter.of_blocks()[row]
     level = float(detector.baseline.slow()[TOTAL])
-    by_slot = level * detector.season.factors(detector.season.place[row], scatter)
+    by_slot = level * detector.season.factors(int(detector.season.place[TOTAL]), scatter)
     unsure = float(detector.season.unsure()[TOTAL])
     found = []
     for begin, end in pairwise(ends):

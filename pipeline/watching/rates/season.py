@@ -61,26 +61,27 @@ class Season(Columns):
         self.factor[self.rows] = self._factors(slot_of(minute), dispersion[self.rows])
         return changed
 
-    def _factors(self, slot: int, dispersion: Floats) -> Floats:
+    def _factors(self, slot: int, dispersion: Floats, seasons: slice = slice(None)) -> Floats:
         """The factors of one slot, by season.
 
         A slot shrinks to the mean of its hour, an hour to the overall mean, by pseudo-counts. These grow with
         the dispersion: clumps need more lines before an hour differs from chance.
         """
-        total = self._history
-        mean = self.sums.sum(axis=0, dtype=np.float64) / np.maximum(total, 1.0)
+        sums, minutes, total = self.sums[:, seasons], self.minutes[:, seasons], self._history[seasons]
+        mean = sums.sum(axis=0, dtype=np.float64) / np.maximum(total, 1.0)
         strength = _PSEUDO * dispersion
-        hour_sum = self.sums[slot % 24 :: 24].sum(axis=0, dtype=np.float64)
-        hour_minutes = self.minutes.reshape(7, 24, -1).sum(axis=0, dtype=np.float64)
+        hour_sum = sums[slot % 24 :: 24].sum(axis=0, dtype=np.float64)
+        hour_minutes = minutes.reshape(7, 24, -1).sum(axis=0, dtype=np.float64)
         by_hour = (hour_sum + strength) / (mean * hour_minutes[slot % 24] + strength)
-        by_slot = (self.sums[slot] + strength * by_hour) / (mean * self.minutes[slot] + strength)
+        by_slot = (sums[slot] + strength * by_hour) / (mean * minutes[slot] + strength)
         hours = (total >= _DAYS[0] * 1440) & (hour_minutes.min(axis=0) > 0)
-        week = (total >= _DAYS[1] * 1440) & (self.minutes.min(axis=0) > 0)
+        week = (total >= _DAYS[1] * 1440) & (minutes.min(axis=0) > 0)
         return np.where(week, by_slot, np.where(hours, by_hour, 1.0))
 
-    def factors(self, place: Any, dispersion: Floats) -> Floats:
-        """The factors of all SLOTS for one season. `place`, `dispersion`: of its row, arrays of one."""
-        return np.array([self._factors(place, slot, dispersion)[0] for slot in range(SLOTS)])
+    def factors(self, place: int, dispersion: Floats) -> Floats:
+        """The factors of all SLOTS for the season at this place. `dispersion`: of its row, an array of one."""
+        one = slice(place, place + 1)
+        return np.array([self._factors(slot, dispersion, one)[0] for slot in range(SLOTS)])
 
     def kinds(self) -> Any:
         """The seasonality kind of each row: an index of KINDS."""
