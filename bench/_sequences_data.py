@@ -118,7 +118,7 @@ def trainticket(data: Path) -> tuple[tuple[Labelled, ...], int]:
     found: list[Labelled] = []
     for name in (*NORMAL, *FAULTS):
         with zipfile.ZipFile(data / "trainticket" / f"{name}.zip") as archive:
-            errors = _spans(archive)
+            errors = error_spans(archive)
             traces: dict[str, list[tuple[datetime, int, int]]] = {}
             for at, (trace, when, event) in enumerate(_events(archive, masks, templates)):
                 traces.setdefault(trace, []).append((when, -at, event))
@@ -130,7 +130,7 @@ def trainticket(data: Path) -> tuple[tuple[Labelled, ...], int]:
     return tuple(found), len(templates)
 
 
-def _spans(archive: zipfile.ZipFile) -> dict[str, bool]:
+def error_spans(archive: zipfile.ZipFile) -> dict[str, bool]:
     """Whether a span of each trace went wrong."""
     errors: dict[str, bool] = {}
     for name in archive.namelist():
@@ -140,10 +140,8 @@ def _spans(archive: zipfile.ZipFile) -> dict[str, bool]:
     return errors
 
 
-def _events(
-    archive: zipfile.ZipFile, masks: MaskSet, templates: Templates
-) -> Iterator[tuple[str, datetime, int]]:
-    """(trace, time, template id) of each record of a trace, in the order of the files."""
+def traced_lines(archive: zipfile.ZipFile, masks: MaskSet) -> Iterator[pl.DataFrame]:
+    """session (the trace), timestamp, level and masked of its records, in the order of the files."""
     for name in archive.namelist():
         if not re.search(r"raw_log[^/]*\.log$|normal[^/]*\.log$", name):
             continue
@@ -152,9 +150,15 @@ def _events(
             records = raw_frame([line for line in lines[begin : begin + _SLICE] if line.strip()])
             parsed = formats.parse(records, ("skywalking",), arrived=datetime.now(UTC), zone="UTC")
             frame = parsed.with_columns(masks.mask(parsed["message"])["masked"], extract(parsed))
-            for trace, when, level, masked in frame.select(
-                "session", "timestamp", "level", "masked"
-            ).iter_rows():
-                if trace is not None:
-                    template, _ = templates.learn(masked, severe=level in ERROR_LEVELS, workload="")
-                    yield trace, when, template.template_id if template else UNCLASSIFIED
+            yield frame.select("session", "timestamp", "level", "masked")
+
+
+def _events(
+    archive: zipfile.ZipFile, masks: MaskSet, templates: Templates
+) -> Iterator[tuple[str, datetime, int]]:
+    """(trace, time, template id) of each record of a trace, in the order of the files."""
+    for frame in traced_lines(archive, masks):
+        for trace, when, level, masked in frame.iter_rows():
+            if trace is not None:
+                template, _ = templates.learn(masked, severe=level in ERROR_LEVELS, workload="")
+                yield trace, when, template.template_id if template else UNCLASSIFIED

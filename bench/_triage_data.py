@@ -115,7 +115,7 @@ def tagged(lines: Sequence[str], masks: MaskSet) -> pl.DataFrame:
         schema={"line": pl.UInt64, "tag": pl.String},
     )
     frame = frame.join(tags, on="line", maintain_order="left")
-    return frame.select("masked", "severe", "level", "tag", alert=pl.col("tag") != "-")
+    return frame.select("masked", "severe", "level", "tag", "host", "timestamp", alert=pl.col("tag") != "-")
 
 
 def trainticket(data: Path, masks: MaskSet, *, wide: bool = False) -> TriageSet:
@@ -192,8 +192,8 @@ def samples(masks: MaskSet, folder: Path = SAMPLES) -> TriageSet:
 
 
 def recorded(masks: MaskSet, folder: Path = SAMPLES) -> pl.DataFrame:
-    """One row per record: masked, severe, level, `fault` (the one whose labels name a line of it), `healthy`
-    (of the healthy recording) and `window` (within some fault's)."""
+    """One row per record: masked, severe, level, timestamp, file, `fault` (the one whose labels
+    name a line of it), `healthy` (of the healthy recording) and `window` (within some fault's)."""
     labels = json.loads((folder / "labels.json").read_text(encoding="utf-8"))
     named = [(Path(at["file"]).name, int(at["line"]), f["id"]) for f in labels["faults"] for at in f["lines"]]
     places = pl.DataFrame(
@@ -219,6 +219,8 @@ def recorded(masks: MaskSet, folder: Path = SAMPLES) -> pl.DataFrame:
                 "severe",
                 "level",
                 "fault",
+                "timestamp",
+                pl.lit(path.name.removesuffix(".log.zst")).alias("file"),
                 pl.lit(healthy).alias("healthy"),
                 (pl.lit(not healthy) & inside.fill_null(value=True)).alias("window"),
             )

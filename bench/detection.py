@@ -2,7 +2,8 @@
 scorer.
 
 `hdfs` (P1) and `trainticket` judge sessions, `bgl` (P3) lines in the order of time, `triage` (P4) ranks lines
-of shapes that no training saw, `samples` judges the recorded faults. Nothing is tuned on what is scored; a
+of shapes that no training saw, `samples` judges the recorded faults, `units` ranks blocks, nodes and traces.
+Nothing is tuned on what is scored; a
 threshold picked with the labels is called oracle wherever it is shown."""
 
 import argparse
@@ -13,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from bench import _chronological, _windows, samples
+from bench import _chronological, _units, _windows, samples
 from bench._triage_data import all_sets
 from bench._triage_run import Plan, run
 
-PARTS: Final = ("hdfs", "bgl", "triage", "trainticket", "samples")
+PARTS: Final = ("hdfs", "bgl", "triage", "trainticket", "samples", "units")
 
 
 def options(parser: Any) -> None:
@@ -46,6 +47,7 @@ def measure(data: Path, args: argparse.Namespace) -> dict[str, Any]:
         "bgl": lambda: _chronological.measure(data, seeds=args.seeds),
         "triage": lambda: run(all_sets(data), Plan(seeds=args.seeds, repeats=max(args.repeats, args.seeds))),
         "trainticket": lambda: _sequences().trainticket(data, args.seeds),
+        "units": lambda: _units.measure(data, draws=4 * args.seeds),
         "samples": lambda: {**samples.measure(data), "lines_judged": _windows.measure(seeds=args.seeds)},
     }
     for name in args.only or PARTS:

@@ -45,7 +45,7 @@ class Verb:
 # Verbs that read through an API (--url); some of their actions change things, which they refuse.
 REMOTE: Final = frozenset(
     (
-        "status", "results", "patterns", "incidents", "models", "train", "watch", "mark", "silence", "dead", "senders",
+        "status", "results", "patterns", "units", "incidents", "models", "train", "watch", "mark", "silence", "dead", "senders",
         "gpu", "events",
     )
 )  # fmt: skip
@@ -129,6 +129,7 @@ VERBS: Final = (
     Verb("results", "results", flags.results, "stored results"),
     Verb("export", "export", flags.export, "stored results as CSV, Parquet or a Delta table"),
     Verb("patterns", "patterns", flags.patterns, "what is logged how often, what changed, and since when"),
+    Verb("units", "units.verb", flags.units, "which host, pod, service or session is sick, and why"),
 )
 
 

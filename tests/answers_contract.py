@@ -98,6 +98,19 @@ class AnswersContract:
         (one,) = answers.lines(ResultQuery(limit=5, record_id="a-2")).to_dicts()
         assert one["timestamp"] == FIRST + HOUR
 
+    def test_pages_hold_every_line_that_matches_whatever_the_limit(self, ask: Ask) -> None:
+        answers = ask(LINES)
+        for asked, lines in (
+            ({}, [1, 2, 3, 4, 5]),
+            ({"workloads": ("shop/db",)}, [3]),
+            ({"until": FIRST}, []),
+        ):
+            found = list(
+                answers.pages(ResultQuery(**({"limit": 1} | asked)), ["line", "template_id", "host"])
+            )
+            assert all(page.columns == ["line", "template_id", "host"] for page in found)
+            assert sorted(line for page in found for line in page["line"]) == lines, asked
+
     def test_nothing_is_stored_at_first(self, ask: Ask) -> None:
         answers = ask([])
         assert answers.workloads() == []

@@ -209,7 +209,7 @@ def test_a_base_install_is_small_sends_and_says_what_is_missing(
     ledger = Ledger(connect(settings), settings)
     assert [framed(ledger.payload(name))[0]["lines"].to_list() for name in "31"] == [[3], [1]]
     # Through an API nothing more is needed; here none answers.
-    for remote in ("status", "results", "patterns", "incidents", "models list", "train --list", "watch list",
+    for remote in ("status", "results", "patterns", "units", "incidents", "models list", "train --list", "watch list",
                    "mark --list", "dead list", "senders", "gpu top", "gpu usage --csv"):  # fmt: skip
         answer = subprocess.run(
             [into / "logweir", "--url", "http://127.0.0.1:9", *remote.split()],

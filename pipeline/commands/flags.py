@@ -465,6 +465,27 @@ def patterns(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=_positive, default=30, metavar="N", help="the first N patterns (30)")
 
 
+def units(parser: argparse.ArgumentParser) -> None:
+    from pipeline.records.unit_query import UNIT_COLUMNS
+
+    parser.add_argument(
+        "--by", choices=sorted(UNIT_COLUMNS), default="host", help="what a unit is (host); pod: as host"
+    )
+    parser.add_argument(
+        "--since", metavar="WHEN", default="1h", help="the last 15m, 1h, or since a time (1h)"
+    )
+    parser.add_argument("--until", metavar="WHEN", help="only before that; written as --since")
+    parser.add_argument(
+        "--normal",
+        metavar="WHEN",
+        help="normal is what was from then to --since (default: six times as long a span before it)",
+    )
+    parser.add_argument(
+        "--workload", metavar="PATTERN", help="only these workloads; * and ? as in `logweir watch`"
+    )
+    parser.add_argument("--limit", type=_positive, default=20, metavar="N", help="the first N units (20)")
+
+
 def formats(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files", nargs="*", metavar="FILE", help="log files to recognise; default: list the known formats"

@@ -1,11 +1,13 @@
 """The newest stored results, for the CLI."""
 
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import polars as pl
 from opensearchpy import OpenSearch
 
 from pipeline.errors import BadInput, SourceUnavailable
+from pipeline.opensearch import scan
 from pipeline.opensearch.client import translate_errors
 from pipeline.opensearch.documents import frame_of, indices
 from pipeline.opensearch.patterns import of_templates
@@ -42,6 +44,15 @@ def newest(client: OpenSearch, settings: Settings, query: ResultQuery) -> pl.Dat
     with translate_errors(f"results cannot be read from {index}", SourceUnavailable):
         hits = client.search(index=index, body=body, params={"allow_partial_search_results": "false"})
     return frame_of(reversed([hit["_source"] for hit in hits["hits"]["hits"]]))
+
+
+def matching_pages(
+    client: OpenSearch, settings: Settings, query: ResultQuery, names: Sequence[str]
+) -> Iterator[pl.DataFrame]:
+    """All results that match, in these columns and in no order. Raises SourceUnavailable."""
+    wanted = {"bool": {"filter": _filters(query)}}
+    for page in scan.pages(client, indices(settings), query=wanted, fields=list(names), size=scan.MAX_SIZE):
+        yield frame_of(page["_source"].to_list()).select(names)
 
 
 def _filters(query: ResultQuery) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from pipeline.controller.training_status import Status
 from pipeline.errors import AnswerCancelled, BadInput, LeaseRefused, NotFound, SourceUnavailable
 from pipeline.observe.events import EventPage
 from pipeline.service.questions import LinesAsked, PatternsAsked, UsageColumn
+from pipeline.service.stored.asked_units import UnitsAsked, UnitsFound
 from pipeline.service.stored.values import (
     COMPARED_SPAN,
     SESSION_RECORDS,
@@ -138,6 +139,14 @@ class Client:
             patterns=found, since=first.since, until=first.until, before_since=first.before_since,
             next=page.next,
         )  # fmt: skip
+
+    def units(self, asked: UnitsAsked) -> UnitsFound:
+        """The units of a span beside normal ones, the sickest first."""
+        query = _query(
+            by=asked.by, since=asked.since, until=asked.until, normal=asked.normal, workload=asked.workload,
+            limit=min(asked.limit, PAGE),
+        )  # fmt: skip
+        return self._get("/units", UnitsFound, query)
 
     def rates(
         self, since: datetime, until: datetime, workload: str | None = None, buckets: int = 24

@@ -26,8 +26,10 @@ from pipeline.service.pool_facts import lease_rows, pool_facts, tenant_rows
 from pipeline.service.questions import BUCKETS, LinesAsked, PatternsAsked, UsageColumn
 from pipeline.service.senders import read_senders
 from pipeline.service.status import read_status
+from pipeline.service.stored.asked_units import UnitsAsked, UnitsFound
 from pipeline.service.stored.compare import compare_stored, compared_sides
 from pipeline.service.stored.sessions import session_findings, stored_session
+from pipeline.service.stored.units import stored_units
 from pipeline.service.stored.values import (
     COMPARED_SPAN,
     SESSION_RECORDS,
@@ -91,6 +93,11 @@ class Local:
         """As the protocol says."""
         with closing(answers_of(self.settings)) as answers:
             return stored_patterns(answers, self.client, self.settings, asked)
+
+    def units(self, asked: UnitsAsked) -> UnitsFound:
+        """As the protocol says."""
+        with closing(answers_of(self.settings)) as answers:
+            return stored_units(answers, self.client, self.settings, asked, now=utc_now())
 
     def rates(
         self, since: datetime, until: datetime, workload: str | None = None, buckets: int = BUCKETS

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from pipeline.controller.training_status import Status
 from pipeline.observe.events import EventPage
 from pipeline.service.questions import LinesAsked, PatternsAsked, UsageColumn
+from pipeline.service.stored.asked_units import UnitsAsked, UnitsFound
 from pipeline.service.stored.values import (
     COMPARED_SPAN,
     SESSION_RECORDS,
@@ -54,6 +55,9 @@ class PipelineReader(Protocol):
 
     def patterns(self, asked: PatternsAsked) -> PatternPage:
         """The frequency of patterns."""
+
+    def units(self, asked: UnitsAsked) -> UnitsFound:
+        """The units of a span beside normal ones, the sickest first."""
 
     def rates(
         self, since: datetime, until: datetime, workload: str | None = None, buckets: int = 24

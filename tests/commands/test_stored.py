@@ -57,6 +57,21 @@ def compacted(sink: ParquetSink, days: float, **keep: float) -> None:
     ).round()
 
 
+def test_units_are_printed_with_their_reasons(logweir: Verb, settings: Settings) -> None:
+    for place in range(4):
+        calm = [(0.5 + n / 10, 1 + n % 2) for n in range(60)]
+        stored(settings, *calm, batch=f"c{place}", host=f"n{place}")
+    stored(settings, (0.1, 9), (0.2, 9), batch="bad", host="n2", anomalous=True, pattern_id=9, p_value=0.001)
+    said = logweir("units", "--since", "1h").out.splitlines()
+    assert said[0].startswith("1. n2  no level  p 0.04") and "2 anomalous" in said[0]
+    assert any("anomalous pattern (p 0.001)" in line for line in said[1:4])
+    assert "24 normal units allow no level below 0.04" in "\n".join(said)
+    assert json.loads(logweir("units", "--json", "--limit", "1").out)["ranking"]["units"][0]["unit"] == "n2"
+    nothing = logweir("units", "--by", "service").out
+    assert nothing.startswith("no line of this span names a service")
+    assert logweir("units", "--normal", "1m").code == 2
+
+
 def test_patterns_are_compared_with_the_span_before_or_another_one(logweir: Verb, settings: Settings) -> None:
     stored(settings, (0.5, 1), (0.6, 1), (0.7, 2), (1.5, 1), (1.6, 3), (169.5, 2))
     now = {row["template_id"]: row for row in json.loads(logweir("patterns", "--since", "1h", "--json").out)}

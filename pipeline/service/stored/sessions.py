@@ -81,6 +81,11 @@ def session_findings(
     return _findings(answers.lines(query).filter(pl.col("source") == SESSIONS))[::-1][:limit]
 
 
+def key_of_finding(message: pl.Expr) -> pl.Expr:
+    """The key of the session that a finding is about, null for none."""
+    return message.str.extract(r"(?s)^.*: session (\S.*?), [0-9,]+ events?\b", 1)
+
+
 def _findings(rows: pl.DataFrame) -> list[SessionFinding]:
     return [_finding(row) for row in rows.iter_rows(named=True)]
 

@@ -2,6 +2,7 @@
 
 Both kinds pass the same contract suite (tests/answers_contract.py)."""
 
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import polars as pl
@@ -24,6 +25,12 @@ class Answers(Protocol):
         """The newest lines that match, oldest first, in RESULT_SCHEMA. With a template: samples of a pattern.
 
         Anomalous lines are found also where the other lines of their time have expired."""
+
+    def pages(self, query: ResultQuery, names: Sequence[str]) -> Iterator[pl.DataFrame]:
+        """All lines that match, in these columns and in no order, whatever the limit says.
+
+        A page has the lines of a few parts, or some thousand documents; findings of the watcher are among
+        them."""
 
     def context(self, hits: pl.DataFrame, records: int) -> pl.DataFrame:
         """The hits of `lines`, and up to so many records before and after each in its source.

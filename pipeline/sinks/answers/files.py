@@ -1,8 +1,10 @@
 """Answers from the Parquet files of a store."""
 
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import polars as pl
 
@@ -12,13 +14,15 @@ from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.sinks.answers.around import NEIGHBOURHOOD, with_context
 from pipeline.sinks.answers.bounds import LIMIT_S, MEMORY
 from pipeline.sinks.answers.engine import Engine
-from pipeline.sinks.answers.lines import near_lines, newest_lines
+from pipeline.sinks.answers.lines import matching_lines, near_lines, newest_lines
 from pipeline.sinks.answers.patterns import pattern_page
 from pipeline.sinks.answers.rates import workload_rates
 from pipeline.sinks.answers.stored import files_of_rates, finding_files, line_files
 from pipeline.sinks.manifest import ResultTable
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sinks.results import readable
+
+PAGE_PARTS: Final = 8  # of a page; a sealed part has some ten thousand lines
 
 
 class FileAnswers:
@@ -49,6 +53,14 @@ class FileAnswers:
 
         find = finding_files if query.anomalous else line_files
         return newest_lines(self.engine, parts, partial(find, self.sink), query)
+
+    def pages(self, query: ResultQuery, names: Sequence[str]) -> Iterator[pl.DataFrame]:
+        """As the protocol says."""
+        parts = self.sink.parts(since=query.since, until=query.end, workloads=query.workloads)
+        live = [part for part in parts if part.live]
+        for begin in range(0, len(live), PAGE_PARTS):
+            group = live[begin : begin + PAGE_PARTS]
+            yield matching_lines(self.engine, group, partial(line_files, self.sink), query, names)
 
     def context(self, hits: pl.DataFrame, records: int) -> pl.DataFrame:
         """As the protocol says."""

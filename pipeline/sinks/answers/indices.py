@@ -1,6 +1,7 @@
 """Answers from the indices of OpenSearch."""
 
 import threading
+from collections.abc import Iterator, Sequence
 
 import polars as pl
 
@@ -30,6 +31,10 @@ class IndexAnswers:
     def lines(self, query: ResultQuery) -> pl.DataFrame:
         """As the protocol says."""
         return newest.newest(self._client, self._settings, query)
+
+    def pages(self, query: ResultQuery, names: Sequence[str]) -> Iterator[pl.DataFrame]:
+        """As the protocol says."""
+        return newest.matching_pages(self._client, self._settings, query, names)
 
     def context(self, hits: pl.DataFrame, records: int) -> pl.DataFrame:
         """As the protocol says."""

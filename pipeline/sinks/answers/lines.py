@@ -51,6 +51,27 @@ def newest_lines(
     return found
 
 
+def matching_lines(
+    engine: Engine,
+    parts: Sequence[Part],
+    files_of: Callable[[Sequence[Part]], list[RowFile]],
+    query: ResultQuery,
+    names: Sequence[str],
+) -> pl.DataFrame:
+    """All lines of these parts that match, in these columns and in no order. Raises as `newest_lines`."""
+    wanted, parameters = _conditions(query)
+    since, until = (None if at is None else epoch_us(at) for at in (query.since, query.end))
+    within, bounds = _within(parts, since, until)
+    columns = ", ".join(f'"{name}"' for name in names)
+    with engine.question():
+        engine.view("lines", files_of(parts), RESULT_SCHEMA)
+        return engine.rows(
+            f"SELECT {columns} FROM lines WHERE {' AND '.join([*wanted, *within])}",
+            parameters | bounds,
+            schema=RESULT_SCHEMA,
+        )
+
+
 def _conditions(query: ResultQuery) -> tuple[list[str], dict[str, object]]:
     """The conditions on a line beside its time, and their parameters."""
     wanted, parameters = ["true"], dict[str, object]()

@@ -79,7 +79,7 @@ class Season(Columns):
         return np.where(week, by_slot, np.where(hours, by_hour, 1.0))
 
     def factors(self, place: int, dispersion: Floats) -> Floats:
-        """The factors of all SLOTS for the season at this place. `dispersion`: of its row, an array of one."""
+        """The factors of all SLOTS for the season at this place. `dispersion`: of its row, as an array."""
         one = slice(place, place + 1)
         return np.array([self._factors(slot, dispersion, one)[0] for slot in range(SLOTS)])
 

@@ -1,4 +1,4 @@
-"""Routes about what is stored beside something else: comparisons, sessions, values of variables."""
+"""Routes about what is stored beside something else: comparisons, units, sessions, values of variables."""
 
 from functools import partial
 from typing import Annotated, Final
@@ -8,7 +8,9 @@ from fastapi.responses import Response
 
 from pipeline.errors import BadInput
 from pipeline.records.batch import utc_now
+from pipeline.records.unit_query import UnitKind
 from pipeline.service.questions import LinesAsked, pattern_span, template_number
+from pipeline.service.stored.asked_units import UnitsFound, units_asked
 from pipeline.service.stored.compare import (
     compare_stored,
     compared_sides,
@@ -17,6 +19,7 @@ from pipeline.service.stored.sessions import (
     session_findings,
     stored_session,
 )
+from pipeline.service.stored.units import stored_units
 from pipeline.service.stored.values import (
     COMPARED_SPAN,
     SESSION_RECORDS,
@@ -87,6 +90,27 @@ async def get_session_records(
         stored_session, client=api.client, settings=api.settings, key=key,
         span=pattern_span(since, until, utc_now()), limit=limit, only=asker.only,
     )  # fmt: skip
+    return as_json(request, await api.stored(request, ask))
+
+
+@router.get("/units", responses=answers_with(UnitsFound, "The sickest first, each with its reasons."))
+async def get_units(
+    request: Request,
+    asker: Seeing,
+    *,
+    by: UnitKind = "host",
+    since: Annotated[str, Query(max_length=40, description="As for lines.")] = "1h",
+    until: Until = None,
+    normal: Annotated[
+        str | None, Query(max_length=40, description="Normal is from then to `since`; default: 6 spans.")
+    ] = None,
+    workload: Workload = None,
+    limit: Limit = 20,
+) -> Response:
+    """Hosts, pods, services or sessions beside those of a span before, in order of how sick they are."""
+    api = api_of(request)
+    asked = units_asked(by, since, until, normal, utc_now(), workload=workload, limit=limit, only=asker.only)
+    ask = partial(stored_units, client=api.client, settings=api.settings, asked=asked, now=utc_now())
     return as_json(request, await api.stored(request, ask))
 
 

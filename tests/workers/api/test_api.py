@@ -194,6 +194,8 @@ def test_every_reading_route_answers_what_the_specification_says(asked: Asked) -
     assert [line["hit"] for line in around["lines"]].count(True) == 1 and len(around["lines"]) >= 3
     patterns = asked.get("/patterns?since=2h&order=count&workload=shop/*")["patterns"]
     assert sum(one["records"] for one in patterns) == 2_500
+    units = asked.get("/units?by=workload&since=2h&workload=shop/*")
+    assert {one["unit"] for one in units["ranking"]["units"]} == {"shop/web", "shop/db"}
     rates = asked.get("/rates?since=2h&buckets=12&workload=shop/*")
     assert {one["workload"]: sum(one["trend"]) for one in rates["workloads"]} == {
         "shop/web": 1_250, "shop/db": 1_250
@@ -480,6 +482,8 @@ def both(
         "patterns --since 2026-01-01 --until 2026-11-30T23:00", "patterns --since 2026-01-01 --json --until 2026-11-30T23:00",
         "patterns --template T1 --values --since 2026-01-01 --until 2026-11-30T23:00", "patterns --values",
         "patterns --template T1 --values --json --since 2026-01-01 --until 2026-11-30T23:00",
+        "units --by workload --since 2026-01-01 --until 2026-11-30T23:00",
+        "units --by session --since 2026-01-01 --until 2026-11-30T23:00 --normal 2025-12-01 --json",
         "incidents", "incidents --json", "incidents --open", "incidents nothing",
         "silence --list", "silence --list --json", "models list", "models list --json", "models show", "train --list", "watch list", "watch list --json",
         "mark --list", "mark --list --json", "dead list", "dead list --json", "dead list --limit 2",

@@ -1,0 +1,116 @@
+"""Which unit is sick: hosts, pods, services or sessions in order, each with its reasons.
+
+Normal is a span before: each of its units, in each window as long as the span that is asked for, is one
+normal unit. A session has no windows. It belongs to the span of its last line, with all of its lines.
+"""
+
+from datetime import datetime, timedelta
+from typing import Final
+
+import numpy as np
+import polars as pl
+import redis
+
+from pipeline.drain.learner import read_templates
+from pipeline.records.result_query import ResultQuery
+from pipeline.records.unit_query import UNIT_COLUMNS
+from pipeline.redis.connection import answering
+from pipeline.redis.keys import Keys
+from pipeline.service.lines import chosen_names
+from pipeline.service.stored.asked_units import UnitsAsked, UnitsFound
+from pipeline.service.stored.sessions import key_of_finding
+from pipeline.settings import Settings
+from pipeline.sinks.answers.answers import Answers
+from pipeline.units import epoch_us
+from pipeline.watching.rows import RATES, SESSIONS
+from pipeline.watching.sessions.keys import extract, user_patterns
+from pipeline.watching.units.ranking import rank_units
+from pipeline.watching.units.unit_lines import UnitFold, UnitTable, unit_lines
+
+MAX_JUDGED: Final = 20_000  # units; those with the most flagged lines and findings
+MAX_NORMAL: Final = 5_000  # units, drawn by chance
+_COLUMNS: Final = (
+    "timestamp", "timed", "pattern_id", "template_id", "anomalous", "p_value", "message", "source",
+)  # fmt: skip
+
+
+def stored_units(
+    answers: Answers, client: "redis.Redis", settings: Settings, asked: UnitsAsked, *, now: datetime
+) -> UnitsFound:
+    """The sick units first. Raises BadInput, RedisUnavailable, and as `Answers` does."""
+    table, unnamed = _folded(answers, settings, asked)
+    judged, normal, waiting = _parted(table, settings, asked, now)
+    with answering():
+        texts = {one.template_id: one.text for one in read_templates(client, Keys(settings.redis.key_prefix))}
+    return UnitsFound(
+        by=asked.by,
+        normal_since=asked.normal,
+        since=asked.since,
+        until=asked.until,
+        ranking=rank_units(_busiest(judged), _drawn(normal), texts, limit=asked.limit),
+        unnamed=unnamed,
+        open=waiting,
+    )
+
+
+def _folded(answers: Answers, settings: Settings, asked: UnitsAsked) -> tuple[UnitTable, int]:
+    """All lines of both spans, and the number of those that name no unit."""
+    column = UNIT_COLUMNS[asked.by]
+    names = list(dict.fromkeys([*_COLUMNS, column or "raw"]))
+    query = ResultQuery(
+        limit=1,
+        since=asked.normal,
+        until=asked.until,
+        workloads=chosen_names(answers, asked.workload, asked.only),
+    )
+    patterns = user_patterns(settings.watch.session_keys)
+    since_us, width_us = epoch_us(asked.since), epoch_us(asked.until) - epoch_us(asked.since)
+    fold, unnamed = UnitFold(), 0
+    for page in answers.pages(query, names):
+        found = page["source"].is_in([SESSIONS, RATES])
+        if column is None:
+            unit = extract(page, patterns)
+            unit = page.select(
+                pl.when(found).then(key_of_finding(pl.col("message"))).otherwise(unit).alias("unit")
+            )["unit"]
+            window = pl.Series("window", np.zeros(page.height, dtype=np.int32))
+        else:
+            unit = page[column]
+            at = page["timestamp"].to_physical() - since_us
+            window = at // width_us
+        unnamed += int((unit.is_null() & ~found).sum())
+        fold.add(unit_lines(page, unit, window, found))
+    return fold.table(), unnamed
+
+
+def _parted(
+    table: UnitTable, settings: Settings, asked: UnitsAsked, now: datetime
+) -> tuple[UnitTable, UnitTable, int]:
+    """The judged units, the normal ones, and the number of sessions that may go on."""
+    if UNIT_COLUMNS[asked.by] is not None:
+        late = table.units["window"] >= 0
+        return table.chosen(late.arg_true()), table.chosen((~late).arg_true()), 0
+    last = table.units["last"].fill_null(0)
+    late = last >= asked.since.timestamp()
+    still = last > (now - timedelta(seconds=settings.watch.session_timeout_s)).timestamp()
+    return (
+        table.chosen((late & ~still).arg_true()),
+        table.chosen((~late).arg_true()),
+        int((late & still).sum()),
+    )
+
+
+def _busiest(table: UnitTable) -> UnitTable:
+    if table.size <= MAX_JUDGED:
+        return table
+    flagged = np.zeros(table.size)
+    np.add.at(flagged, table.patterns["at"].to_numpy(), table.patterns["flagged"].to_numpy())
+    flagged += table.units["findings"].to_numpy()
+    return table.chosen(pl.Series(np.sort(np.argsort(-flagged, kind="stable")[:MAX_JUDGED])))
+
+
+def _drawn(table: UnitTable) -> UnitTable:
+    if table.size <= MAX_NORMAL:
+        return table
+    rows = np.random.default_rng(0).choice(table.size, MAX_NORMAL, replace=False)
+    return table.chosen(pl.Series(np.sort(rows)))

@@ -1,0 +1,185 @@
+"""What units say, folded from pages of their lines: how often each pattern, when, and what was flagged.
+
+A unit is what a person would call sick: a host, a pod, a service, a session. Its lines of one window are
+folded together. Memory grows with distinct patterns of units, and with the seconds in which units speak,
+never with lines; both are bounded.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import polars as pl
+
+from pipeline.errors import BadInput
+from pipeline.records.schema import is_timed
+
+MAX_PAIRS: Final = 1_500_000  # of units and patterns, or of units and seconds; 60 MB each at the very most
+TEXT_CHARS: Final = 300
+_FOLDED: Final = 400_000  # rows that wait before they are folded
+
+# The lines that are folded; findings of the watcher among them have `found`.
+UNIT_LINES: Final[dict[str, Any]] = {
+    "unit": pl.String,
+    "window": pl.Int32,
+    "second": pl.Int64,  # since the epoch; null without a time in the record
+    "pattern_id": pl.UInt64,
+    "template_id": pl.Int64,
+    "flagged": pl.Boolean,
+    "p_value": pl.Float64,
+    "found": pl.Boolean,
+    "text": pl.String,  # of a finding, for its reason
+}
+_KEY: Final = ("unit", "window")
+_PATTERN: Final = (*_KEY, "pattern_id", "template_id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitTable:
+    """`units`: unit, window, lines, active_s, findings, first, last (seconds since the epoch), in order of
+    unit and window.
+
+    `patterns`: at (row of `units`), pattern_id, template_id, n, flagged, p_value (the least flagged).
+    `findings`: at, template_id (below zero, of the cause), n, p_value (the least), text."""
+
+    units: pl.DataFrame
+    patterns: pl.DataFrame
+    findings: pl.DataFrame
+
+    @property
+    def size(self) -> int:
+        return self.units.height
+
+    def chosen(self, rows: pl.Series) -> "UnitTable":
+        """The table of these rows alone, in their order."""
+        place = pl.DataFrame({"at": rows.cast(pl.Int64), "new": pl.int_range(len(rows), eager=True)})
+
+        def kept(table: pl.DataFrame) -> pl.DataFrame:
+            return table.join(place, on="at").with_columns(at=pl.col("new")).drop("new").sort("at")
+
+        return UnitTable(units=self.units[rows], patterns=kept(self.patterns), findings=kept(self.findings))
+
+
+@dataclass(slots=True)
+class UnitFold:
+    """Folds pages of UNIT_LINES. `gap_s`: a longer silence counts as this."""
+
+    gap_s: int = 60
+    _patterns: list[pl.DataFrame] = field(default_factory=list)
+    _seconds: list[pl.DataFrame] = field(default_factory=list)
+    _rows: int = 0
+    _settled: int = 0
+
+    def add(self, page: pl.DataFrame) -> None:
+        """Raises BadInput where units have more patterns than fit."""
+        page = page.filter(pl.col("unit").is_not_null())
+        if page.is_empty():
+            return
+        flagged = pl.col("flagged").fill_null(value=False)
+        self._patterns.append(
+            page.group_by(_PATTERN).agg(
+                pl.len().cast(pl.Int64).alias("n"),
+                flagged.sum().cast(pl.Int64).alias("flagged"),
+                pl.col("p_value").filter(flagged).min(),
+                pl.col("found").any(),
+                pl.col("text").first(),
+            )
+        )
+        spoken = page.filter(~pl.col("found")).select(*_KEY, "second")  # a finding comes when it is judged
+        self._seconds.append(spoken.drop_nulls("second").unique())
+        self._rows += self._patterns[-1].height + self._seconds[-1].height
+        if self._rows > max(_FOLDED, self._settled):
+            self._fold()
+
+    def table(self) -> UnitTable:
+        """All pages so far."""
+        if not self._patterns:
+            return _EMPTY
+        self._fold()
+        patterns, seconds = self._patterns[0], self._seconds[0]
+        gap = pl.col("second").diff().over(_KEY)
+        spans = (
+            seconds.sort(*_KEY, "second")
+            .with_columns(gap.clip(0, self.gap_s).fill_null(0).alias("gap"))
+            .group_by(_KEY)
+            .agg(
+                pl.col("gap").sum().cast(pl.Float64).alias("active_s"),
+                pl.col("second").min().alias("first"),
+                pl.col("second").max().alias("last"),
+            )
+        )
+        found = pl.col("found")
+        units = (
+            patterns.group_by(_KEY)
+            .agg(
+                pl.col("n").filter(~found).sum().alias("lines"),
+                pl.col("n").filter(found).sum().alias("findings"),
+            )
+            .join(spans, on=_KEY, how="left")
+            .with_columns(pl.col("active_s").fill_null(0.0))
+            .select(list(_EMPTY.units.schema))
+            .sort(_KEY)
+        )
+        places = units.select(_KEY).with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("at"))
+        placed = patterns.join(places, on=_KEY).sort("at", "template_id", "pattern_id")
+        return UnitTable(
+            units=units,
+            patterns=placed.filter(~found).select(list(_EMPTY.patterns.schema)),
+            findings=placed.filter(found).select(list(_EMPTY.findings.schema)),
+        )
+
+    def _fold(self) -> None:
+        sums = (
+            pl.col("n", "flagged").sum(), pl.col("p_value").min(), pl.col("found").any(),
+            pl.col("text").drop_nulls().first(),
+        )  # fmt: skip
+        self._patterns = [pl.concat(self._patterns).group_by(_PATTERN).agg(sums)]
+        self._seconds = [pl.concat(self._seconds).unique()]
+        heights = (self._patterns[0].height, self._seconds[0].height)
+        for height, what in zip(heights, ("patterns", "seconds"), strict=True):
+            if height > MAX_PAIRS:
+                raise BadInput(
+                    f"the units have more than {MAX_PAIRS:,} {what} together; ask for a shorter span, or for "
+                    "fewer workloads"
+                )
+        self._settled = 2 * sum(heights)
+        self._rows = sum(heights)
+
+
+def unit_lines(lines: pl.DataFrame, unit: pl.Series, window: pl.Series, found: pl.Series) -> pl.DataFrame:
+    """UNIT_LINES of records in RESULT_SCHEMA. `found`: which of them are findings of the watcher."""
+    second = pl.col("timestamp").dt.epoch("s")
+    marked = lines.with_columns(
+        unit.alias("unit"), window.cast(pl.Int32).alias("window"), found.alias("found")
+    )
+    return marked.select(
+        "unit",
+        "window",
+        pl.when(is_timed()).then(second).alias("second"),
+        pl.col("pattern_id").fill_null(0),
+        pl.col("template_id").fill_null(0),
+        pl.col("anomalous").fill_null(value=False).alias("flagged"),
+        "p_value",
+        "found",
+        pl.when("found").then(pl.col("message").str.head(TEXT_CHARS)).alias("text"),
+    )
+
+
+_EMPTY: Final = UnitTable(
+    units=pl.DataFrame(
+        schema={
+            "unit": pl.String, "window": pl.Int32, "lines": pl.Int64, "findings": pl.Int64,
+            "active_s": pl.Float64, "first": pl.Int64, "last": pl.Int64,
+        }
+    ),
+    patterns=pl.DataFrame(
+        schema={
+            "at": pl.Int64, "pattern_id": pl.UInt64, "template_id": pl.Int64, "n": pl.Int64,
+            "flagged": pl.Int64, "p_value": pl.Float64,
+        }
+    ),
+    findings=pl.DataFrame(
+        schema={
+            "at": pl.Int64, "template_id": pl.Int64, "n": pl.Int64, "p_value": pl.Float64, "text": pl.String,
+        }
+    ),
+)  # fmt: skip
