@@ -63,7 +63,7 @@ def test_units_are_printed_with_their_reasons(logweir: Verb, settings: Settings)
         stored(settings, *calm, batch=f"c{place}", host=f"n{place}")
     stored(settings, (0.1, 9), (0.2, 9), batch="bad", host="n2", anomalous=True, pattern_id=9, p_value=0.001)
     said = logweir("units", "--since", "1h").out.splitlines()
-    assert said[0].startswith("1. n2  no level  p 0.04") and "2 anomalous" in said[0]
+    assert said[0].startswith("1. n2  p 0.04") and "2 anomalous" in said[0]
     assert any("anomalous pattern (p 0.001)" in line for line in said[1:4])
     assert "24 normal units allow no level below 0.04" in "\n".join(said)
     assert json.loads(logweir("units", "--json", "--limit", "1").out)["ranking"]["units"][0]["unit"] == "n2"

@@ -26,10 +26,10 @@ def main(args: argparse.Namespace) -> int:
     console = out()
     ranking = found.ranking
     for place, unit in enumerate(ranking.units, start=1):
-        state = "sick" if unit.sick else "not sick" if unit.sick is False else "no level"
+        state = "sick, " if unit.sick else ""
         console.print(
             cell(
-                f"{place}. {one_line(unit.unit)}  {state}  p {chance(unit.p_value)}, {plural(unit.lines, 'line')}, "
+                f"{place}. {one_line(unit.unit)}  {state}p {chance(unit.p_value)}, {plural(unit.lines, 'line')}, "
                 f"{unit.flagged:,} anomalous"
             ),
             soft_wrap=True,

@@ -4,6 +4,7 @@ Normal is a span before: each of its units, in each window as long as the span t
 normal unit. A session has no windows. It belongs to the span of its last line, with all of its lines.
 """
 
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -12,6 +13,7 @@ import polars as pl
 import redis
 
 from pipeline.drain.learner import read_templates
+from pipeline.errors import RedisUnavailable
 from pipeline.records.result_query import ResultQuery
 from pipeline.records.unit_query import UNIT_COLUMNS
 from pipeline.redis.connection import answering
@@ -35,13 +37,17 @@ _COLUMNS: Final = (
 
 
 def stored_units(
-    answers: Answers, client: "redis.Redis", settings: Settings, asked: UnitsAsked, *, now: datetime
+    answers: Answers, client: "redis.Redis | None", settings: Settings, asked: UnitsAsked, *, now: datetime
 ) -> UnitsFound:
-    """The sick units first. Raises BadInput, RedisUnavailable, and as `Answers` does."""
+    """The sick units first. Without Redis templates are named by numbers. Raises BadInput, and as
+    `Answers` does."""
     table, unnamed = _folded(answers, settings, asked)
     judged, normal, waiting = _parted(table, settings, asked, now)
-    with answering():
-        texts = {one.template_id: one.text for one in read_templates(client, Keys(settings.redis.key_prefix))}
+    texts: dict[int, str] = {}
+    if client is not None:
+        with suppress(RedisUnavailable), answering():  # results are read without a stack too
+            found = read_templates(client, Keys(settings.redis.key_prefix))
+            texts = {one.template_id: one.text for one in found}
     return UnitsFound(
         by=asked.by,
         normal_since=asked.normal,
