@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import BadInput
+from pipeline.watching.units import evidence
 from pipeline.watching.units import unit_lines as folding
 from pipeline.watching.units.ranking import rank_units
 from pipeline.watching.units.tails import (
@@ -107,6 +108,16 @@ def test_equal_units_are_called_sick_at_no_level() -> None:
     calm = {f"v{n}": [(0, 1), (1, 2)] for n in range(50)}
     for level in (0.01, 0.05):
         assert rank_units(table(calm), table(alike), TEXTS, level=level).sick == 0
+
+
+def test_many_units_are_compared_with_fewer_normal_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    normal = table({f"h{n}": [(i, 1 + i % 2) for i in range(5 + n)] for n in range(130)})
+    judged = table(healthy(4) | SICK)
+    whole = rank_units(judged, normal, TEXTS)
+    monkeypatch.setattr(evidence, "WORK", 1)
+    few = rank_units(judged, normal, TEXTS)
+    assert few.normal == whole.normal == 130 and few.units[0].unit == whole.units[0].unit == "bad"
+    assert few.units[0].sick
 
 
 def test_findings_in_sessions_are_evidence_and_no_lines() -> None:

@@ -27,6 +27,8 @@ from pipeline.watching.units.unit_lines import UnitTable
 from pipeline.watching.units.values import UnitEvidence
 
 MAX_NORMAL: Final = 1_000  # distinct count vectors of normal units that others are compared with
+LEAST_NORMAL: Final = 50  # of them, where many units with many templates are judged
+WORK: Final = 2_000_000_000  # differences of counts; a core takes about 6 s for them
 MAX_TEMPLATES: Final = 1_000  # columns of a count vector; rarer templates share OTHERS columns
 OTHERS: Final = 16
 _CELLS: Final = 4_000_000  # of one table of differences, 16 MB
@@ -163,10 +165,11 @@ class _Vectors:
         every = _matrix(normal, columns)
         rows, row_of, times = np.unique(every, axis=0, return_inverse=True, return_counts=True)
         row_of = row_of.reshape(-1)
-        if len(rows) > MAX_NORMAL:  # the most frequent, and a fixed draw of the others
+        most = min(MAX_NORMAL, max(LEAST_NORMAL, WORK // max(1, judged.size * every.shape[1])))
+        if len(rows) > most:  # the most frequent, and a fixed draw of the others
             order = np.argsort(-times, kind="stable")
-            drawn = np.random.default_rng(0).permutation(order[MAX_NORMAL // 2 :])
-            kept = np.sort(np.concatenate([order[: MAX_NORMAL // 2], drawn[: MAX_NORMAL - MAX_NORMAL // 2]]))
+            drawn = np.random.default_rng(0).permutation(order[most // 2 :])
+            kept = np.sort(np.concatenate([order[: most // 2], drawn[: most - most // 2]]))
             place = np.full(len(rows), -1)
             place[kept] = np.arange(len(kept))
             rows, times, row_of = rows[kept], times[kept], place[row_of]
