@@ -26,7 +26,7 @@ def test_compose_has_a_service_for_every_role_and_one_image() -> None:
         for path in (ROOT / "pipeline" / "workers").rglob("*.py")
         if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
     }
-    programs -= {"cpu", "gpu", "train", "tethered"}  # of the roles; the last one ends orphans
+    programs -= {"cpu", "gpu", "jobs", "train", "tethered"}  # of the roles; the last one ends orphans
     assert workers.keys() == ROLES.keys() | programs | {"beat"}
     for name, service in workers.items():
         module, *rest = service["command"]
@@ -40,6 +40,7 @@ def test_compose_has_a_service_for_every_role_and_one_image() -> None:
 # Services with a device, another server or a login are asked for; all others start by themselves.
 PROFILES = {
     **{name: ["gpu"] for name in ("agent", "infer-gpu", "train-gpu")},
+    "gpu-jobs": ["gpu-jobs"],
     "source": ["opensearch"],
     "kafka": ["kafka"],
     "nats": ["nats"],
@@ -55,7 +56,7 @@ def test_every_setting_reaches_every_service_and_a_user_has_the_last_word() -> N
     found = compose.services(
         [ROOT / "docker-compose.yml"],
         said,
-        profiles=["gpu", "opensearch", "kafka", "nats", "flower", "intake", "api"],
+        profiles=["gpu", "gpu-jobs", "opensearch", "kafka", "nats", "flower", "intake", "api"],
     )
     # A port of a container is open to the others of its network; which one it is, Compose publishes.
     open_to = {
@@ -129,7 +130,7 @@ def test_compose_lets_every_gpu_service_lock_where_its_user_may_write() -> None:
     (place,) = services["gpu-locks"]["volumes"]
     assert services["gpu-locks"]["entrypoint"] == ["chmod", "1777", place.split(":")[1]]
     with_gpu = {name for name, s in services.items() if "deploy" in s}
-    assert with_gpu == {"agent", "infer-gpu", "train-gpu"}
+    assert with_gpu == {"agent", "infer-gpu", "gpu-jobs", "train-gpu"}
     for name in with_gpu:
         needs = services[name]["depends_on"]
         assert needs["gpu-locks"] == {"condition": "service_completed_successfully"}

@@ -123,10 +123,11 @@ class Need:
     Shared: `memory_mib` and `compute_percent` on each of `devices` devices; the memory includes the CUDA
     context. Exclusive: `devices` whole devices of at least `memory_mib` schedulable each. Backfill counts
     with `max_duration_s` (None: unknown). `preemptible`: may be asked to yield for another need. `node`,
-    `device`: only there ("" anywhere). `model`: only devices whose name has this word, or one of
-    several (`A100|H100`). `device_kind` ANY: an exclusive need takes whole GPUs where the pool has enough of
-    them, slices elsewhere; devices of one need are of one kind. `cpu_milli`, `node_memory_mib`: of the node,
-    for each device. `same_node`: all devices on one node. `kind` decides nothing; usage records name it.
+    `device`: only there ("" anywhere); of nodes also several (`a|b`). `model`: only devices whose name has
+    this word, or one of several (`A100|H100`). `device_kind` ANY: an exclusive need takes whole GPUs where
+    the pool has enough of them, slices elsewhere; devices of one need are of one kind. `cpu_milli`,
+    `node_memory_mib`: of the node, for each device. `same_node`: all devices on one node. `kind` decides
+    nothing; usage records name it.
     """
 
     tenant: str = TENANT

@@ -144,6 +144,12 @@ def configuration(settings: Settings) -> dict[str, Any]:
     }
 
 
+def declare(app: Celery, queue: str) -> None:
+    """Makes a queue known that is not of the configuration, to send to it or to serve it."""
+    if queue not in app.amqp.queues:
+        app.amqp.queues.add(Queue(queue, Exchange("", type="direct"), routing_key=queue))
+
+
 @functools.lru_cache(maxsize=2)
 def app_of(settings: Settings) -> Celery:
     """The app by which a process wakes workers now and then: one, so that its connections are few."""

@@ -9,6 +9,7 @@ Stage drain has a queue per shard (`drain`, `drain.1`, ...), and a worker serves
 `drain_shards` therefore decides which queues exist.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,6 +25,7 @@ QUEUE_STORE: Final = "store"
 QUEUE_TRAIN: Final = "train"
 QUEUE_PERIODIC: Final = "periodic"
 QUEUE_BACKFILL: Final = "backfill"  # readers of archives, not batches
+QUEUE_JOBS: Final = "gpu.jobs"  # programs of users; a node serves `gpu.jobs.<node>`
 BACKFILL: Final = ".backfill"
 
 TASK_INGEST: Final = "logweir.ingest"
@@ -36,6 +38,7 @@ TASK_TICK: Final = "logweir.tick"
 TASK_WATCH: Final = "logweir.watch"
 TASK_COMPACT: Final = "logweir.compact"
 TASK_BACKFILL: Final = "logweir.backfill"
+TASK_JOB: Final = "logweir.job"
 
 STAGE_TASK: Final = {
     Stage.INGEST: TASK_INGEST,
@@ -71,6 +74,17 @@ def all_queues(shards: int) -> tuple[str, ...]:
     """Every queue there is where stage drain has so many shards."""
     of_batches = (name for stage in Stage for queue in stage_queues(stage, shards) for name in both(queue))
     return (*of_batches, QUEUE_TRAIN, QUEUE_PERIODIC, QUEUE_BACKFILL)
+
+
+def jobs_queue(node: str) -> str:
+    """The queue of the jobs that run on a node. It is no queue of `all_queues`: nodes come and go."""
+    return f"{QUEUE_JOBS}.{node}"
+
+
+def nodes_of_queues(queues: Iterable[str]) -> set[str]:
+    """The nodes whose jobs these queues carry."""
+    begin = f"{QUEUE_JOBS}."
+    return {name.removeprefix(begin) for name in queues if name.startswith(begin)}
 
 
 def former_queues(shards: int) -> tuple[str, ...]:

@@ -15,9 +15,12 @@ from pipeline.messages.routing import (
     QUEUE_TRAIN,
     STAGE_TASK,
     TASK_BACKFILL,
+    TASK_JOB,
     TASK_TRAIN,
     GpuView,
     former_queues,
+    jobs_queue,
+    nodes_of_queues,
     of_class,
     queue_for,
     stage_queues,
@@ -112,6 +115,20 @@ class Submit:
         return self._send(
             TASK_BACKFILL, QUEUE_BACKFILL, [backfill], {"request": backfill}, shown_args(backfill)
         )
+
+    def start_job(self, node: str, job_id: str) -> bool:
+        """Wake the process of a node that starts jobs."""
+        if self.app is None:
+            return False
+        from pipeline.messages.app import declare  # a producer carries no Celery
+
+        queue = jobs_queue(node)
+        declare(self.app, queue)
+        return self._send(TASK_JOB, queue, [job_id], {"request": job_id}, shown_args(job_id))
+
+    def job_nodes(self) -> set[str]:
+        """The nodes that take jobs now. Raises RedisUnavailable."""
+        return nodes_of_queues(queue for worker in self.presence.live() for queue in worker.queues)
 
     def readers_called(self, backfill: str) -> int:
         """How many wake-ups of readers of this backfill wait."""

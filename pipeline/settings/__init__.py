@@ -10,7 +10,8 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
@@ -314,6 +315,9 @@ class GpuSettings(Group, frozen=True, rename=lambda name: f"gpu_{name}"):
     """The pool of GPUs."""
 
     agent: Annotated[bool, says("`logweir up` watches and uses the GPUs of this machine")] = True
+    jobs: Annotated[
+        bool, says("this machine runs commands that other machines submit, as the user of this process")
+    ] = False
     infer_mib: Annotated[int, says("memory that a scoring process leases", 1, TIB_MIB)] = 2_048
     idle_s: Annotated[float, says("idle time before a scoring process returns its GPU", 0.1, DAY_S)] = 60.0
     yield_s: Annotated[float, says("time to return a lease before it is revoked", 0.1, DAY_S)] = 150.0
@@ -684,6 +688,23 @@ def inherited(*names: str, environ: Mapping[str, str] | None = None) -> dict[str
     """The variables of other programs that are set, for child processes."""
     env = os.environ if environ is None else environ
     return {name: env[name] for name in names if name in env}
+
+
+@contextmanager
+def reduced_environment(names: Sequence[str], more: Mapping[str, str]) -> Iterator[None]:
+    """Reduces the environment of this process and its children to these names and `more`, meanwhile.
+
+    The program of another person then gets no address and no password of ours.
+    """
+    before = dict(os.environ)
+    for name in before.keys() - set(names):
+        del os.environ[name]
+    os.environ.update(more)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def limit_polars() -> None:

@@ -22,6 +22,8 @@ from pipeline.drain.learner import Learner
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.verdicts import Verdicts
 from pipeline.errors import ModelUnavailable, Rejected
+from pipeline.gpu.job_keeper import JobKeeper
+from pipeline.gpu.jobs import PoolJobs
 from pipeline.gpu.leasing.ended import EndedLeases
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import scoring_need
@@ -124,6 +126,15 @@ class Context:
     @functools.cached_property
     def pool(self) -> Pool:
         return Pool(self.client, self.settings)
+
+    @functools.cached_property
+    def jobs(self) -> PoolJobs:
+        """Programs that people submitted."""
+        return PoolJobs(self.client, self.settings)
+
+    @functools.cached_property
+    def job_keeper(self) -> JobKeeper:
+        return JobKeeper(self.pool, self.jobs, nodes=self.submit.job_nodes, send=self.submit.start_job)
 
     @functools.cached_property
     def ended_leases(self) -> EndedLeases:

@@ -102,6 +102,7 @@ def _send_missing(context: Context) -> int:
 def _sweep_pool(context: Context) -> None:
     try:
         context.pool.sweep()
+        context.job_keeper.round()
     except RedisUnavailable:
         raise
     except Exception:  # noqa: BLE001 - whatever is wrong with the GPUs, batches must be swept

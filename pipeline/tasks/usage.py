@@ -7,9 +7,11 @@ two leaves records that the next one finds stored and removes.
 import time
 from typing import Final
 
+from pipeline.gpu.job_files import sweep_job_files
 from pipeline.logs import logger
 from pipeline.redis.leases import COMPACTION, Refused
 from pipeline.settings.values import kept_results
+from pipeline.store.choose import open_store
 from pipeline.tasks.context import Context
 from pipeline.tasks.rounds import reporting_faults
 
@@ -31,7 +33,16 @@ def store_usage(context: Context) -> None:
             if due:
                 keep_s = kept_results(context.settings.data.results_keep).get("usage")
                 context.usage_table.maintain(keep_s)
+                _forget_job_files(context)
                 context.usage_maintained_s = time.monotonic()
+
+
+def _forget_job_files(context: Context) -> None:
+    """Remove files of jobs whose record is gone."""
+    jobs = context.jobs
+    known = {job.job_id for job in (*jobs.live(), *jobs.ended())}
+    if removed := sweep_job_files(open_store(context.settings.data.store), known):
+        logger(files=removed).info("gpu.job_files_removed")
 
 
 def drain_usage(context: Context) -> int:

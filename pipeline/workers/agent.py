@@ -1,5 +1,5 @@
 """`python -m pipeline.workers.agent NAME`: the node agent reports the GPUs of this machine and their health
-to the pool, and ends overdue leases.
+to the pool, ends overdue leases, and moves jobs on.
 
 Without a driver it reports no GPU and asks again; without Redis it goes on and logs that once. On SIGTERM it
 takes its node out of the pool at once; if killed, its node expires after `gpu_node_ttl_ms`."""
@@ -11,10 +11,13 @@ from typing import Final
 import redis
 
 from pipeline.errors import RedisUnavailable
+from pipeline.gpu.job_keeper import JobKeeper
+from pipeline.gpu.jobs import PoolJobs
 from pipeline.gpu.node.agent import Agent
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.pool import Pool
 from pipeline.logs import logger, set_up
+from pipeline.messages.submit import Submit
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 from pipeline.workers.exits import exit_code
@@ -34,6 +37,7 @@ class AgentWorker:
         self.stop = threading.Event()
         self.progress = Progress()
         self._away = False
+        self._jobs: JobKeeper | None = None
 
     def run(self) -> None:
         """Beat until `stop` is set, then leave the pool."""
@@ -47,6 +51,7 @@ class AgentWorker:
     def _beat(self) -> None:
         try:
             self.agent.beat()
+            self._keep_jobs()
         except (RedisUnavailable, redis.RedisError) as exc:
             if not self._away:  # once: not with every beat of a long night
                 self._away = True
@@ -57,6 +62,18 @@ class AgentWorker:
             if self._away:
                 self._away = False
                 logger(role=ROLE).info("redis.back")
+
+    def _keep_jobs(self) -> None:
+        """Move jobs on; Celery is loaded when the first one waits."""
+        if self._jobs is None:
+            jobs = PoolJobs(self.pool.client, self.settings)
+            if not jobs.count():
+                return
+            from pipeline.messages.app import app_of
+
+            submit = Submit(app_of(self.settings), self.pool.client, self.settings)
+            self._jobs = JobKeeper(self.pool, jobs, nodes=submit.job_nodes, send=submit.start_job)
+        self._jobs.round()
 
     def _leave(self) -> None:
         try:

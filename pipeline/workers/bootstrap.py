@@ -13,11 +13,12 @@ import billiard.pool
 from celery import signals
 
 from pipeline.errors import BadInput, LogweirError
+from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.policy.fairness import parse_tenants
 from pipeline.logs import set_up
 from pipeline.messages import filter as guard
 from pipeline.messages import routing
-from pipeline.messages.app import make_app
+from pipeline.messages.app import declare, make_app
 from pipeline.redis.shards import of_shard
 from pipeline.settings import Settings, visible_devices
 from pipeline.tasks.context import Context
@@ -41,10 +42,14 @@ def serve(role_name: str, settings: Settings, *, name: str, device: str | None =
     role = ROLES[role_name]
     if shard:
         role = replace(role, queues=routing.both(of_shard(routing.QUEUE_DRAIN, shard)))
+    if role_name == "gpu-jobs":
+        role = replace(role, queues=(routing.jobs_queue(this_node()),))
     set_up(settings.stack.log_level)
     parse_tenants(settings.gpu.tenants)  # a mistake there is said here, not by every batch
     guard.install({module.NAME for module in role.tasks})
     app = make_app(settings)
+    for queue in role.queues:
+        declare(app, queue)
     profile = replace(role.profile, device=device) if device else role.profile
     context = Context(app, settings, profile, shard=shard)
     register(app, context, role)

@@ -13,6 +13,7 @@ from pipeline.settings import Settings
 from pipeline.tasks import backfill, compact, drain, infer, ingest, periodic, store, tick, train, watch
 from pipeline.tasks.context import Context
 from pipeline.tasks.loaded import CPU_PROFILE, ModelPart, WorkerProfile
+from pipeline.tasks.pool import job
 from pipeline.workers.liveness import HELD_S
 
 # An exception may quote what it could not read; a sentence is enough to know which one it was.
@@ -61,6 +62,8 @@ ROLES: Final[dict[str, Role]] = {
     ),
     # A process of its own: it waits while the pipeline is full, and must not keep a stage from emptying it.
     "reader": Role(queues=(routing.QUEUE_BACKFILL,), tasks=(backfill,)),
+    # It only starts processes, which outlive it. Its queue is that of its node.
+    "gpu-jobs": Role(queues=(routing.QUEUE_JOBS,), tasks=(job,)),
     # Besides the fit itself, whose time is a setting: reading a long history takes hours.
     "train": Role(queues=(routing.QUEUE_TRAIN,), tasks=(train,), pool="prefork", time_limit_s=6 * 3600),
     "train-gpu": Role(

@@ -13,6 +13,7 @@ PROGRAMS = {
     "train": ["train", "cpu"],
     "gpu": ["infer-gpu"],
     "agent": ["agent"],
+    "jobs": ["gpu-jobs"],
     "source": ["source"],
     "metrics": [],
     "flower": [],

@@ -11,6 +11,8 @@ EXAMPLES: Final = """examples:
   env=$(logweir gpu request --memory 4GiB --shell) && eval "$env" && ./anything
                                                            for a program that is started some other way
   logweir gpu release "$GPU_LEASE" --token "$GPU_LEASE_TOKEN"
+  logweir gpu submit --memory 8GiB --upload src -- python train.py
+                                                           on whatever machine of the pool has room and takes jobs
   logweir gpu usage --since 30d --by kind                  how many GPU-hours of training, scoring, users
   logweir gpu simulate --load 0.95                         what another order of the queue would do
 """
@@ -37,6 +39,7 @@ def add(verbs: Any, common: argparse.ArgumentParser, place: argparse.ArgumentPar
 
     _looking(action)
     _running(action)
+    _submitting(action)
     _lending(action)
     _simulating(action)
 
@@ -86,6 +89,56 @@ def _running(action: Any) -> None:
     )
     run.add_argument(
         "program", nargs=argparse.REMAINDER, metavar="CMD", help="the program and its arguments, after --"
+    )
+
+
+def _submitting(action: Any) -> None:
+    submit = action(
+        "submit",
+        "run a program on a machine of the pool that takes jobs (gpu_jobs), when it gets a lease; prints its id",
+        usage="logweir gpu submit [flags] -- CMD [ARG ...]",
+    )
+    _need(submit)
+    submit.add_argument(
+        "--retries", type=int, default=0, metavar="N", help="try again when its machine or lease is lost (0)"
+    )
+    submit.add_argument(
+        "--upload", metavar="DIR", help="copy this directory there; the program starts in the copy"
+    )
+    submit.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a variable of the program; repeatable",
+    )
+    submit.add_argument(
+        "--grace",
+        metavar="SPAN",
+        default="10s",
+        help="between asking the program to end and forcing it (10s)",
+    )
+    submit.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="CMD", help="the program and its arguments, after --"
+    )
+    action("jobs", "submitted programs: where each is, and why it waits")
+
+    logs = action("logs", "the end of a job's output, at most 256 KiB")
+    logs.add_argument("job", metavar="JOB", help="its id, as submit or jobs shows it")
+    logs.add_argument("--follow", action="store_true", help="go on until the job has ended")
+
+    cancel = action("cancel", "end a job: one that waits is taken back, a program is asked to end")
+    cancel.add_argument("job", metavar="JOB", help="its id")
+
+    wait = action(
+        "wait",
+        "wait until a job has ended",
+        epilog="The exit code is the program's; 75 when the job was lost or cancelled, or still lives.",
+    )
+    wait.add_argument("job", metavar="JOB", help="its id")
+    wait.add_argument("--timeout", metavar="SPAN", help="give up after so long; default: wait for ever")
+    wait.add_argument(
+        "--results", metavar="DIR", help="write there what the program left in $GPU_JOB_RESULTS"
     )
 
 

@@ -9,6 +9,7 @@ import argparse
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -141,6 +142,7 @@ class Run:
         self.lost_s = min(grace_s, max(0.0, (1 - SAFE) * ttl_s - min(KILLING_S, ttl_s / 10)))
         self.alone_s = min(grace_s, SAFE * ttl_s)  # it was renewed within a beat before we died
         self.stopped = Stop.NOT
+        self.cancelled = threading.Event()  # set from outside: the program is asked to end
         self.code = LATER  # when it was
         self.give_up_at: float | None = None
         self._asked = False
@@ -193,6 +195,8 @@ class Run:
             if supervised.program_pid is not None and not began:
                 began = True
                 look.at_once()
+            if self.cancelled.is_set():
+                self._stop(supervised, Stop.REQUESTED, "it was cancelled", self.grace_s)
             if in_use.lost.is_set():
                 self._stop(supervised, Stop.LOST, f"the lease is lost ({in_use.why()})", self.lost_s)
             elif in_use.yield_by_ms is not None:

@@ -85,6 +85,10 @@ def _done_with_pool(args: argparse.Namespace) -> int:
                 from pipeline.commands.gpu import request as gpu_request
 
                 return gpu_request.main(args, pool, settings)
+            case "submit" | "jobs" | "logs" | "cancel" | "wait":
+                from pipeline.commands.gpu import jobs as gpu_jobs
+
+                return gpu_jobs.main(args, pool, settings)
             case "release":
                 return _release(args, pool, settings)
             case "revoke":

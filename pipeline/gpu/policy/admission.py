@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from pipeline.gpu.policy.device_names import names_model
+from pipeline.gpu.policy.device_names import names_model, names_node
 from pipeline.gpu.policy.fairness import is_name
 from pipeline.gpu.policy.packing import device_matches
 from pipeline.gpu.values import FULL_PERCENT, Device, DeviceKind, LeaseMode, Need, Node, Tenant
@@ -110,7 +110,7 @@ def _no_room(need: Need, devices: Sequence[Device]) -> str:
             "this pool has no GPU; start `logweir up` on a machine with an NVIDIA GPU and its driver, "
             "or work on the CPU"
         )
-    here = [device for device in devices if need.node in ("", device.node)]
+    here = [device for device in devices if names_node(device.node, need.node)]
     if not here:
         return f"no node {need.node!r} has a GPU; known are {listed(sorted({d.node for d in devices}))}"
     named = [device for device in here if need.device in ("", device.uuid)]

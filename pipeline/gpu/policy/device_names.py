@@ -1,4 +1,5 @@
-"""Models of GPUs by words of their names: `A100` is in `NVIDIA A100-SXM4-80GB`, and `A10` is not."""
+"""Models of GPUs by words of their names: `A100` is in `NVIDIA A100-SXM4-80GB`, and `A10` is not. Nodes by
+their whole names."""
 
 import re
 from functools import lru_cache
@@ -12,3 +13,8 @@ def names_model(name: str, models: str) -> bool:
         for model in models.split("|")
         if model.strip()
     )
+
+
+def names_node(name: str, nodes: str) -> bool:
+    """Whether the nodes (`a` or `a|b`; "": all) have this one."""
+    return nodes in ("", name) or ("|" in nodes and name in nodes.split("|"))

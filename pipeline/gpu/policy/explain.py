@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.gpu.policy import admission
+from pipeline.gpu.policy.device_names import names_node
 from pipeline.gpu.policy.packing import Capacities, Capacity
 from pipeline.gpu.policy.shapes import UNLIMITED
 from pipeline.gpu.values import (
@@ -84,7 +85,7 @@ def why_it_waits(s: Snapshot, request: PoolRequest, views: Sequence[DeviceView])
     need = request.need
     if s.quarantine_ms > 0:
         return f"Redis was restarted, so nothing is granted for {seconds(s.quarantine_ms / 1000)} more"
-    candidates = [view for view in views if need.node in ("", view.device.node)]
+    candidates = [view for view in views if names_node(view.device.node, need.node)]
     candidates = [view for view in candidates if need.device in ("", view.device.uuid)]
     where = shorten(need.device or need.node)
     if not candidates:

@@ -9,11 +9,11 @@ leases is full.
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 from pipeline.gpu.policy.device_index import DeviceIndex
-from pipeline.gpu.policy.device_names import names_model
+from pipeline.gpu.policy.device_names import names_model, names_node
 from pipeline.gpu.policy.difference import difference
 from pipeline.gpu.policy.fairness import Holdings
 from pipeline.gpu.policy.landscape import Choice
@@ -128,7 +128,7 @@ class Capacity:
 
 def device_matches(device: Device, need: Need) -> bool:
     """Whether the device is where the need wants it, of its kind and model, and large enough."""
-    if need.node not in ("", device.node) or need.device not in ("", device.uuid):
+    if not names_node(device.node, need.node) or need.device not in ("", device.uuid):
         return False
     if device.schedulable_mib < need.memory_mib:
         return False
@@ -360,7 +360,9 @@ class Capacities:
             one = self.by_uuid.get(need.device)
             return [] if one is None else [one]
         if need.node:
-            return self.nodes[need.node].devices if need.node in self.nodes else []
+            return [
+                one for name in need.node.split("|") if name in self.nodes for one in self.nodes[name].devices
+            ]
         return self.devices
 
     def best_fit(self, need: Need) -> list[Capacity]:
@@ -382,12 +384,20 @@ class Capacities:
         return self._best_indexed(need)
 
     def _best_there(self, need: Need) -> list[Capacity]:
-        """The best devices of one node, or the one that the need names."""
-        fitting = [
-            one for one in self.candidates(need) if not one.reserved and one.matches(need) and one.fits(need)
+        """The best devices of the nodes, or the one, that the need names."""
+        by_node: dict[int, list[Capacity]] = {}
+        for one in self.candidates(need):
+            if not one.reserved and one.matches(need) and one.fits(need):
+                by_node.setdefault(one.node.order, []).append(one)
+        best = [
+            sorted(fitting, key=lambda one: one.best_fit_key)[
+                : min(fitting[0].node.parts(need), need.devices)
+            ]
+            for fitting in by_node.values()
         ]
-        limit = fitting[0].node.parts(need) if fitting else 0
-        return sorted(fitting, key=lambda one: one.best_fit_key)[: min(limit, need.devices)]
+        if need.same_node or len(best) <= 1:
+            return max(best, key=len, default=[])
+        return sorted(chain.from_iterable(best), key=lambda one: one.best_fit_key)[: need.devices]
 
     def _best_indexed(self, need: Need) -> list[Capacity]:
         exclusive = need.mode is LeaseMode.EXCLUSIVE

@@ -59,6 +59,7 @@ MODULES: Final = {
     "train-gpu": ("train", ["train", "cuda"]),
     "infer-gpu": ("gpu", ["infer-gpu"]),
     "agent": ("agent", ["agent"]),
+    "gpu-jobs": ("jobs", ["gpu-jobs"]),
     "source": ("source", ["source"]),
     "kafka": ("kafka", ["kafka"]),
     "nats": ("nats", ["nats"]),
@@ -219,9 +220,10 @@ class Stack:
         return [*self.children, *self.gpu]
 
     def _start_gpu(self) -> None:
-        """The agent that watches the GPUs of this machine, and a process that scores on one."""
+        """The agent of this machine's GPUs, a process that scores on one, and one that starts jobs."""
         if self._with_gpu:
-            self.gpu = [self._spawn(role, role, Crashes()) for role in ("agent", "infer-gpu")]
+            roles = ("agent", "infer-gpu", *(("gpu-jobs",) if self.settings.gpu.jobs else ()))
+            self.gpu = [self._spawn(role, role, Crashes()) for role in roles]
 
     def _check_gpu(self) -> None:
         """Restart what died; what keeps dying is given up, once and for all, and the CPU does its work."""

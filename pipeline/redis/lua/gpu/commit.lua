@@ -24,7 +24,7 @@ local function unfit(request, part)
   local device, sum = devices[uuid], sums[uuid]
   if device.why ~= '' then return uuid .. ': ' .. device.why end
   if not beating(device.node, a.node_ttl_ms) then return uuid .. ': its node is silent' end
-  if (need.node ~= '' and need.node ~= device.node) or (need.device ~= '' and need.device ~= uuid) then
+  if (need.node ~= '' and not string.find('|' .. need.node .. '|', '|' .. device.node .. '|', 1, true)) or (need.device ~= '' and need.device ~= uuid) then
     return uuid .. ' is not where the need wants to be'
   end
   local memory, compute = part.memory_mib, part.compute_percent

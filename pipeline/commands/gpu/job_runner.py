@@ -1,0 +1,251 @@
+"""`python -m pipeline.commands.gpu.job_runner JOB`: runs one job on the node that has its lease.
+
+It is `logweir gpu run` for a lease that was granted already. The program gets a directory of its own, no
+input, and an environment without our addresses and passwords. Its output goes to Redis, the last 256 KiB.
+"""
+
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, chdir, contextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+
+from pipeline.commands.common import err
+from pipeline.commands.gpu.request import NAME
+from pipeline.commands.gpu.run import Run, Stop
+from pipeline.errors import BadSetting, LeaseRefused, LogweirError, RedisUnavailable
+from pipeline.gpu.job_files import RESULTS, UPLOAD, fetch_files, put_files
+from pipeline.gpu.jobs import KEPT_BYTES, JobFiles, JobState, PoolJob, PoolJobs, lost
+from pipeline.gpu.node.inventory import this_node
+from pipeline.gpu.pool import Pool
+from pipeline.gpu.values import PoolLease
+from pipeline.logs import logger, set_up
+from pipeline.redis.connection import connect, now_ms
+from pipeline.settings import Settings, reduced_environment
+from pipeline.store.choose import open_store
+
+FLUSH_S: Final = 0.5
+LAST_S: Final = 60.0  # so long the end of a job is reported to a Redis that is away
+DRAIN_S: Final = 2.0  # what the kernel cannot end may keep the output open
+# Of this process's environment the program sees these: how to find programs, libraries and its own language.
+PASSED: Final = (
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR",
+    "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_MPS_PIPE_DIRECTORY", "VIRTUAL_ENV",
+)  # fmt: skip
+
+
+def main(argv: list[str]) -> int:
+    (job_id,) = argv
+    settings = Settings.load()
+    set_up("error")
+    if not settings.gpu.jobs or not NAME.fullmatch(job_id):
+        raise BadSetting(f"job {job_id!r} is not run: gpu_jobs is off here, or that is no id of a job")
+    pool = Pool(connect(settings), settings)
+    jobs = PoolJobs(pool.client, settings)
+    job = jobs.find(job_id)
+    mine = job is not None and job.state is JobState.STARTING and job.node == this_node()
+    if job is None or not mine or not jobs.begin(job_id):
+        return 0
+    lease = next((x for x in pool.snapshot().leases if x.lease_id == job.lease_id), None)
+    try:
+        if lease is not None and lease.holder == job.holder:
+            JobRun(pool, jobs, settings, job, lease).run()
+    finally:
+        jobs.leave(job_id)
+    return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a run ended, for the record of its job."""
+
+    code: int | None = None
+    stopped: Stop = Stop.NOT
+    failed: str = ""  # it could not be run here
+    results: JobFiles | None = None
+
+    def of(self, job: PoolJob) -> PoolJob:
+        """The job after this run."""
+        job = replace(job, exit_code=self.code, results=self.results or job.results)
+        if self.code == 0 and not self.stopped:
+            return replace(job, state=JobState.SUCCEEDED, why="")
+        if job.cancel:
+            return replace(job, state=JobState.CANCELLED, why="it was cancelled")
+        if self.failed:
+            return lost(job, self.failed)
+        if self.stopped in (Stop.LOST, Stop.REQUESTED):
+            return lost(job, f"its lease on {job.node} was taken away, or had to be given back")
+        why = f"its program ended with {self.code}"
+        if self.stopped is Stop.TOO_MUCH:
+            why = "its program used more memory than it leased"
+        return replace(job, state=JobState.FAILED, why=why)
+
+
+class JobRun:
+    """One attempt of a job. A thread reports meanwhile that this process lives."""
+
+    def __init__(
+        self, pool: Pool, jobs: PoolJobs, settings: Settings, job: PoolJob, lease: PoolLease
+    ) -> None:
+        self.pool, self.jobs, self.settings = pool, jobs, settings
+        self.job, self.lease = job, lease
+        self.directory = settings.data.dir.absolute() / "gpu-jobs" / job.lease_id
+        self.objects = open_store(settings.data.store)
+        self.output = bytearray()
+        self._guard = threading.Lock()
+        self._over = threading.Event()
+        self._running: Run | None = None
+
+    def run(self) -> None:
+        """Until the outcome stands in the record. Raises RedisUnavailable when it cannot be written."""
+        minder = threading.Thread(target=self._mind, name="gpu-job", daemon=True)
+        minder.start()
+        try:
+            outcome = self._outcome()
+            self._last(self._flush, "output")
+            self._last(lambda: self._report(outcome), "outcome")
+        finally:
+            self._over.set()
+            minder.join()
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _outcome(self) -> Outcome:
+        try:
+            self._prepare()
+        except (LogweirError, OSError) as exc:
+            return self._unused(f"node {self.job.node} could not prepare it: {exc}")
+        started = self.jobs.change(self.job.job_id, self._claim)
+        if started is None or started.cancel:
+            return self._unused("it was taken back before it began")
+        try:
+            with self._captured():
+                outcome = self._program()
+        except (LogweirError, OSError) as exc:
+            return Outcome(failed=f"node {self.job.node} could not run it: {exc}")
+        try:
+            return replace(outcome, results=self._results())
+        except (LogweirError, OSError) as exc:
+            self._add(f"logweir: its results are not stored: {exc}\n".encode())
+            return outcome
+
+    def _unused(self, why: str) -> Outcome:
+        """Give the lease back, since no program began in it."""
+        self.pool.ledger.abandon(self.job.lease_id, self.job.holder)
+        return Outcome(failed=why)
+
+    def _prepare(self) -> None:
+        shutil.rmtree(self.directory, ignore_errors=True)
+        (self.directory / "results").mkdir(parents=True)
+        if self.job.upload is not None:
+            fetch_files(self.objects, self.job.job_id, UPLOAD, self.job.upload, self.directory)
+
+    def _claim(self, job: PoolJob) -> PoolJob | None:
+        """Begin, unless the job was passed on meanwhile."""
+        if job.state is not JobState.STARTING or job.attempt != self.job.attempt:
+            return None
+        return replace(job, state=JobState.RUNNING, started_ms=now_ms(self.pool.client), why="")
+
+    def _program(self) -> Outcome:
+        own = dict(one.split("=", 1) for one in self.job.environment)
+        own |= {"GPU_JOB": self.job.job_id, "GPU_JOB_RESULTS": str(self.directory / "results")}
+        with reduced_environment(PASSED, own), chdir(self.directory):
+            self._running = Run(
+                self.pool, self.lease, settings=self.settings, command=list(self.job.command),
+                grace_s=self.job.grace_s, console=err(), allocator=self.job.allocator,
+            )  # fmt: skip
+            try:
+                code = self._running.run(reported=True)
+            except LeaseRefused as exc:
+                return Outcome(failed=str(exc))
+        return Outcome(code=code, stopped=self._running.stopped)
+
+    def _results(self) -> JobFiles | None:
+        results = self.directory / "results"
+        if not results.is_dir() or not any(results.iterdir()):
+            return None
+        return put_files(self.objects, self.job.job_id, RESULTS, results)
+
+    @contextmanager
+    def _captured(self) -> Iterator[None]:
+        """Standard output and error of this process and of the program go to the job's output."""
+        reader, writer = os.pipe()
+        thread = threading.Thread(target=self._read, args=(reader,), name="gpu-job-output", daemon=True)
+        thread.start()
+        saved = os.dup(1), os.dup(2)
+        try:
+            with ExitStack() as at_end:
+                at_end.callback(os.close, writer)
+                for number in (1, 2):
+                    os.dup2(writer, number)
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for number, before in zip((1, 2), saved, strict=True):
+                os.dup2(before, number)
+                os.close(before)
+            thread.join(DRAIN_S)
+
+    def _read(self, reader: int) -> None:
+        """The program never waits for Redis: what is too much is dropped here, the oldest first."""
+        with os.fdopen(reader, "rb", buffering=0) as file:
+            while data := file.read(65536):
+                self._add(data)
+
+    def _add(self, data: bytes) -> None:
+        with self._guard:
+            self.output += data
+            del self.output[: max(0, len(self.output) - KEPT_BYTES)]
+
+    def _mind(self) -> None:
+        """Says that this process lives, hands the output on, and looks whether the job was cancelled."""
+        every_s, beaten = self.jobs.beat_ms / 5000, 0.0
+        while not self._over.wait(FLUSH_S):
+            try:
+                self._flush()
+                if time.monotonic() - beaten < every_s:
+                    continue
+                self.jobs.beat(self.job.job_id)
+                beaten = time.monotonic()
+                job = self.jobs.find(self.job.job_id)
+            except RedisUnavailable:
+                continue  # the lease is lost before long, and the program ends with it
+            if job is not None and job.cancel and self._running is not None:
+                self._running.cancelled.set()
+
+    def _flush(self) -> None:
+        with self._guard:
+            data = bytes(self.output)
+        if data:
+            self.jobs.write(self.job.job_id, data)
+            with self._guard:
+                # What came meanwhile stays; what was dropped meanwhile was at the front too.
+                del self.output[: min(len(data), len(self.output))]
+
+    def _report(self, outcome: Outcome) -> None:
+        def decide(job: PoolJob) -> PoolJob | None:
+            ours = job.attempt == self.job.attempt and job.state in (JobState.STARTING, JobState.RUNNING)
+            return outcome.of(job) if ours else None
+
+        if self.jobs.change(self.job.job_id, decide) is None:
+            logger(job=self.job.job_id).warning("gpu.job_was_over")
+
+    def _last(self, step: Callable[[], None], what: str) -> None:
+        """Again while Redis is away, for a bounded time. Raises RedisUnavailable."""
+        end = time.monotonic() + LAST_S
+        while True:
+            try:
+                return step()
+            except RedisUnavailable:
+                if time.monotonic() > end:
+                    logger(job=self.job.job_id).error("gpu.job_not_reported", what=what)
+                    raise
+                time.sleep(FLUSH_S)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

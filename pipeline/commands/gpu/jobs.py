@@ -1,0 +1,224 @@
+"""`logweir gpu submit|jobs|logs|cancel|wait`: programs that run where they get a lease.
+
+Every verb reads and changes records in Redis alone, so it may end, or be killed, at any time.
+"""
+
+import argparse
+import re
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from rich.table import Table
+
+from pipeline.commands.common import cell, err, out, print_json, printable
+from pipeline.commands.gpu.request import LATER, need_of, request_name, seconds_of, user
+from pipeline.errors import BadInput
+from pipeline.gpu.job_files import RESULTS, UPLOAD, fetch_files, put_files
+from pipeline.gpu.jobs import ENDED, JobState, PoolJob, PoolJobs
+from pipeline.gpu.node.enforce import VARIABLES
+from pipeline.gpu.policy.explain import wanted
+from pipeline.gpu.pool import Pool
+from pipeline.redis.connection import now_ms
+from pipeline.settings import Settings
+from pipeline.store.choose import open_store
+from pipeline.units import seconds
+
+POLL_S: Final = 0.5
+LONGEST_NAME: Final = 56  # the number of a try follows
+MOST_RETRIES: Final = 100
+MOST_TEXT: Final = 64 * 1024  # characters of a command and its variables: each is in a record of Redis
+VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
+# A terminal acts on other control characters of a program's output.
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def main(args: argparse.Namespace, pool: Pool, settings: Settings) -> int:
+    jobs = PoolJobs(pool.client, settings)
+    match args.action:
+        case "submit":
+            return _submit(args, pool, jobs, settings)
+        case "jobs":
+            return _list(args, jobs)
+        case "logs":
+            return _logs(args, jobs)
+        case "cancel":
+            return _cancel(args, jobs, settings)
+        case _:
+            return _wait(args, jobs, settings)
+
+
+def _submit(args: argparse.Namespace, pool: Pool, jobs: PoolJobs, settings: Settings) -> int:
+    from pipeline.service.access.audit import record_change, user_of_machine
+
+    job = _job_of(args, pool)
+    if args.upload is not None:
+        directory = Path(args.upload)
+        if not directory.is_dir():
+            raise BadInput(f"--upload {args.upload!r} is no directory; name one")
+        if jobs.find(job.job_id) is not None:
+            raise BadInput(f"there is a job {job.job_id!r} already; take another --name")
+        files = put_files(open_store(settings.data.store), job.job_id, UPLOAD, directory)
+        job = replace(job, upload=files)
+    jobs.submit(job)
+    record_change(pool.client, settings, by=user_of_machine(), action="gpu.submit", target=job.job_id)
+    if args.json:
+        print_json(_facts(job, now_ms(pool.client)))
+    else:
+        out().print(job.job_id, markup=False, soft_wrap=True)
+    return 0
+
+
+def _job_of(args: argparse.Namespace, pool: Pool) -> PoolJob:
+    """The job that the flags describe. Raises BadInput."""
+    command = args.program[1:] if args.program[:1] == ["--"] else args.program
+    if not command:
+        raise BadInput(
+            "name the program after --, as in `logweir gpu submit --memory 4GiB -- python train.py`"
+        )
+    if not 0 <= args.retries <= MOST_RETRIES:
+        raise BadInput(f"--retries {args.retries} must be from 0 to {MOST_RETRIES}")
+    for one in args.env:
+        if not VARIABLE.fullmatch(one) or "\0" in one:
+            raise BadInput(f"--env {one!r} is no variable; write NAME=VALUE")
+        if one.partition("=")[0] in VARIABLES:
+            raise BadInput(f"--env {one!r} is set by the lease; leave it out")
+    if (length := sum(map(len, (*command, *args.env)))) > MOST_TEXT:
+        raise BadInput(
+            f"the command and its variables have {length:,} characters, and {MOST_TEXT:,} are the most; "
+            "put long texts into files of --upload"
+        )
+    name = request_name(args, Path(command[0]).name)
+    if len(name) > LONGEST_NAME:
+        raise BadInput(f"--name {name!r} has {len(name)} characters; a job takes at most {LONGEST_NAME}")
+    need = need_of(args, pool)
+    need = replace(need, same_node=need.devices > 1 or need.same_node)  # one process cannot span two
+    if why := pool.refusal(need):
+        raise BadInput(why)
+    return PoolJob(
+        job_id=name,
+        user=user(),
+        command=tuple(command),
+        need=need,
+        environment=tuple(args.env),
+        retries=args.retries,
+        grace_s=seconds_of("--grace", args.grace, 10.0),
+        allocator=not args.no_torch_limit,
+    )
+
+
+def _list(args: argparse.Namespace, jobs: PoolJobs) -> int:
+    now = now_ms(jobs.client)
+    found = [*jobs.ended(), *jobs.live()]
+    if args.json:
+        print_json([_facts(job, now) for job in found])
+        return 0
+    if not found:
+        out().print("no jobs; `logweir gpu submit` makes one", markup=False)
+        return 0
+    table = Table("job", "state", "node", "age", "user", "needs", "because", box=None, pad_edge=False)
+    for job in found:
+        age = seconds((now - job.submitted_ms) / 1000)
+        table.add_row(*map(cell, (job.job_id, job.state, job.node, age, job.user, wanted(job.need), job.why)))
+    out().print(table)
+    return 0
+
+
+def _logs(args: argparse.Namespace, jobs: PoolJobs) -> int:
+    job, at = _known(jobs, args.job), 0
+    while True:
+        ended = job.state in ENDED  # before reading: what comes with the end is read then
+        first, output = jobs.read(job.job_id, at)
+        if first > at:
+            _remark(f"the first {first - at:,} bytes of the output are no longer kept")
+        _show(output)
+        at = first + len(output)
+        if ended or not args.follow:
+            break
+        time.sleep(POLL_S)
+        job = _known(jobs, args.job)
+    if args.follow and job.why:
+        _remark(f"{job.job_id} {job.state}: {job.why}")
+    return 0
+
+
+def _cancel(args: argparse.Namespace, jobs: PoolJobs, settings: Settings) -> int:
+    from pipeline.service.access.audit import record_change, user_of_machine
+
+    job = _known(jobs, args.job)
+    changed = jobs.change(job.job_id, lambda now: replace(now, cancel=True))
+    if changed is None:
+        raise BadInput(f"job {job.job_id!r} has ended already: it is {_known(jobs, args.job).state}")
+    record_change(jobs.client, settings, by=user_of_machine(), action="gpu.cancel", target=job.job_id)
+    words = (
+        f"{job.job_id} is asked to end" if job.state is JobState.RUNNING else f"{job.job_id} is taken back"
+    )
+    if args.json:
+        print_json({"cancelled": job.job_id, "was": job.state})
+    else:
+        out().print(printable(words), markup=False, soft_wrap=True)
+    return 0
+
+
+def _wait(args: argparse.Namespace, jobs: PoolJobs, settings: Settings) -> int:
+    end = None if args.timeout is None else time.monotonic() + seconds_of("--timeout", args.timeout, 0.0)
+    while (job := _known(jobs, args.job)).state not in ENDED:
+        if end is not None and time.monotonic() >= end:
+            _remark(f"{job.job_id} is {job.state} after {args.timeout}{f': {job.why}' if job.why else ''}")
+            return LATER
+        time.sleep(POLL_S)
+    if args.results is not None and job.results is not None:
+        store = open_store(settings.data.store)
+        fetch_files(store, job.job_id, RESULTS, job.results, Path(args.results))
+    elif args.results is not None:
+        _remark(f"{job.job_id} left no results")
+    if args.json:
+        print_json(_facts(job, now_ms(jobs.client)))
+    elif job.why:
+        _remark(f"{job.job_id} {job.state}: {job.why}")
+    if job.state is JobState.SUCCEEDED:
+        return 0
+    return (job.exit_code or 1) if job.state is JobState.FAILED else LATER
+
+
+def _remark(words: str) -> None:
+    err().print(f"logweir: {printable(words)}", markup=False, soft_wrap=True)
+
+
+def _known(jobs: PoolJobs, job_id: str) -> PoolJob:
+    job = jobs.find(job_id)
+    if job is None:
+        raise BadInput(f"there is no job {job_id!r}; `logweir gpu jobs` shows those there are")
+    return job
+
+
+def _show(output: bytes) -> None:
+    """The bytes as they are for a program, without control characters for a terminal."""
+    if sys.stdout.isatty():
+        sys.stdout.write(_CONTROL.sub("", output.decode("utf-8", "replace")))
+        sys.stdout.flush()
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(output)
+        sys.stdout.buffer.flush()
+
+
+def _facts(job: PoolJob, now: int) -> dict[str, Any]:
+    return {
+        "job": job.job_id,
+        "state": job.state,
+        "why": job.why,
+        "user": job.user,
+        "tenant": job.need.tenant,
+        "node": job.node,
+        "command": list(job.command),
+        "attempt": job.attempt,
+        "retries": job.retries,
+        "exit_code": job.exit_code,
+        "lease": job.lease_id,
+        "results": None if job.results is None else job.results.size,
+        "age_s": (now - job.submitted_ms) / 1000 if job.submitted_ms else 0.0,
+        "ran_s": ((job.ended_ms or now) - job.started_ms) / 1000 if job.started_ms else None,
+    }

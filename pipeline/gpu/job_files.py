@@ -1,0 +1,75 @@
+"""Files of a job in the store: the directory that a person uploads, and the results of the program.
+
+Each is one archive below `gpu-jobs/<job>/`, checked by its hash. It goes when its job is forgotten.
+"""
+
+import hashlib
+import tarfile
+import tempfile
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from pipeline.errors import BadBundle, BadInput
+from pipeline.gpu.jobs import JobFiles
+from pipeline.store.objects import Objects
+from pipeline.units import size
+
+PREFIX: Final = "gpu-jobs/"
+UPLOAD: Final = "upload.tar"
+RESULTS: Final = "results.tar"
+MOST_BYTES: Final = 4 * 2**30  # one archive; larger data belong into the store by themselves
+GRACE_S: Final = 86_400.0  # an upload comes before the record of its job
+
+
+def put_files(objects: Objects, job_id: str, name: str, directory: Path) -> JobFiles:
+    """Stores a directory. Raises BadInput when it is too large or unreadable, StoreUnavailable."""
+    with tempfile.TemporaryDirectory(prefix="logweir-job-") as folder:
+        archive = Path(folder) / name
+        try:
+            with tarfile.open(archive, "w") as tar:
+                tar.add(directory, arcname=".")
+        except OSError as exc:
+            raise BadInput(f"{directory} cannot be read: {exc}") from exc
+        total = archive.stat().st_size
+        if total > MOST_BYTES:
+            raise BadInput(
+                f"{directory} has {size(total >> 20)}, and a job takes {size(MOST_BYTES >> 20)}; "
+                "put large data where the program can read them itself"
+            )
+        with archive.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        objects.put(f"{PREFIX}{job_id}/{name}", archive)
+    return JobFiles(sha256=sha256, size=total)
+
+
+def fetch_files(objects: Objects, job_id: str, name: str, files: JobFiles, to: Path) -> None:
+    """Writes the files below a directory. Raises BadBundle when they are missing, damaged or lead out of it,
+    StoreUnavailable, OSError."""
+    to.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="logweir-job-") as folder:
+        archive = Path(folder) / name
+        if not objects.fetch(f"{PREFIX}{job_id}/{name}", archive, max_bytes=files.size):
+            raise BadBundle(f"the store {objects.url} lacks {name} of job {job_id}; submit it again")
+        with archive.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != files.sha256:
+                raise BadBundle(f"{name} of job {job_id} is damaged in {objects.url}; submit it again")
+        try:
+            with tarfile.open(archive) as tar:
+                tar.extractall(to, filter="data")  # no link and no name leads out of the directory
+        except tarfile.TarError as exc:
+            raise BadBundle(f"{name} of job {job_id} cannot be unpacked: {exc}") from exc
+
+
+def sweep_job_files(objects: Objects, known: Collection[str]) -> int:
+    """Removes files of jobs that are forgotten; returns how many. Raises StoreUnavailable."""
+    old = time.time() - GRACE_S
+    surplus = [
+        one.key
+        for one in objects.found(PREFIX)
+        if one.changed < old and one.key.removeprefix(PREFIX).partition("/")[0] not in known
+    ]
+    for key in surplus:
+        objects.delete(key)
+    return len(surplus)

@@ -1,0 +1,169 @@
+"""Moves jobs on: asks for their leases, calls their nodes, and notices that a node died.
+
+Any process may keep jobs, and one does at a time. A round reads the records anew and changes them by
+compare-and-set. So a keeper that is killed, or is slow, loses and doubles nothing.
+"""
+
+import time
+import uuid
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Final
+
+from pipeline.errors import LeaseRefused
+from pipeline.gpu.jobs import KEPT_S, JobState, PoolJob, PoolJobs, lost
+from pipeline.gpu.pool import Pool
+from pipeline.gpu.values import LeaseState, PoolLease, PoolRequest
+from pipeline.logs import logger
+from pipeline.redis.connection import answering, now_ms
+
+TURN_MS: Final = 900  # one round in so long, whoever keeps
+CALL_AGAIN_S: Final = 5.0  # a message to a node may be lost
+START_MS: Final = 20_000  # a node that does not begin within is passed over
+IDLE_S: Final = 600.0  # between two looks for old jobs while none lives
+KEPT_ENDED: Final = 200  # jobs; each has up to 256 KiB of output
+NO_NODE: Final = "no node takes jobs; set gpu_jobs = true on one with a GPU"
+
+
+class JobKeeper:
+    """`nodes`: those that take jobs now. `send`: calls a node for a job, False when that failed."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        jobs: PoolJobs,
+        *,
+        nodes: Callable[[], Collection[str]],
+        send: Callable[[str, str], bool],
+    ) -> None:
+        self.pool, self.jobs = pool, jobs
+        self.nodes, self.send = nodes, send
+        self.name = uuid.uuid4().hex
+        self._called: dict[str, float] = {}  # lease -> monotonic, of the last call
+        self._asked: set[str] = set()  # leases that this process asked for before
+        self._tidied = float("-inf")
+
+    def round(self) -> None:
+        """One round; nothing while another process keeps. Raises RedisUnavailable."""
+        if not self.jobs.count() and time.monotonic() - self._tidied < IDLE_S:
+            return
+        with answering():
+            key = self.jobs.keys.gpu("job_keeper")
+            if not self.pool.client.set(key, self.name, nx=True, px=TURN_MS):
+                return
+        live = self.jobs.live()
+        nodes = sorted(self.nodes()) if any(job.state is JobState.WAITING for job in live) else []
+        for job in live:
+            try:
+                self._move(job, nodes)
+            except LeaseRefused as exc:
+                self._note(job, str(exc))
+        if any(job.state is JobState.WAITING for job in live):
+            self.pool.planner.poll()
+        self._asked &= {job.lease_id for job in live}
+        self._called = {job.lease_id: self._called.get(job.lease_id, 0.0) for job in live}
+        self._tidy()
+
+    def _move(self, job: PoolJob, nodes: list[str]) -> None:
+        if job.cancel and job.state is not JobState.RUNNING:
+            self.pool.ledger.abandon(job.lease_id, job.holder)
+            if not self.jobs.beats(job.job_id):
+                self._end(job, JobState.CANCELLED, "it was cancelled before it began")
+        elif job.state is JobState.WAITING:
+            self._ask(job, nodes)
+        elif job.state is JobState.STARTING:
+            self._await_start(job)
+        elif not self.jobs.beats(job.job_id) and not self._has_lease(job):
+            self._put(job, lambda now: lost(now, f"node {now.node} died, or its lease was taken away"))
+
+    def _ask(self, job: PoolJob, nodes: list[str]) -> None:
+        """Ask for the lease, on the nodes that take jobs now."""
+        wanted = job.need.node.split("|") if job.need.node else nodes
+        allowed = [name for name in nodes if name in wanted]
+        if not allowed:
+            there = f"node {job.need.node} takes no jobs now" if job.need.node and nodes else NO_NODE
+            self._note(job, there)
+            return
+        request = self._request(replace(job, need=replace(job.need, node="|".join(allowed))))
+        if why := self.pool.refusal(request.need):
+            self._note(job, why)
+            return
+        lease = self.pool.ledger.wait(request, self.pool.settings.internal.lease_ttl_ms)
+        if lease is None and job.lease_id not in self._asked:
+            granted = self.pool.planner.first()
+            lease = next((one for one in granted if one.lease_id == job.lease_id), None)
+        self._asked.add(job.lease_id)
+        if lease is not None:
+            self._start(job, lease)
+
+    def _start(self, job: PoolJob, lease: PoolLease) -> None:
+        """Call the node that has the lease."""
+        uuids = {part.uuid for part in lease.parts}
+        node = next((d.node for d in self.pool.snapshot().devices if d.uuid in uuids), "")
+        at = now_ms(self.pool.client)
+        self._put(
+            job,
+            lambda now: replace(now, state=JobState.STARTING, node=node, granted_ms=at, why=""),
+        )
+        self._call(replace(job, node=node))
+
+    def _await_start(self, job: PoolJob) -> None:
+        """Keep the lease until the node has begun."""
+        begun = self.jobs.beats(job.job_id)
+        if not begun and now_ms(self.pool.client) - job.granted_ms > START_MS:
+            why = f"node {job.node} did not start it within {START_MS // 1000} s"
+            self._put(job, lambda now: replace(now, state=JobState.WAITING, why=why, granted_ms=0))
+            self.pool.ledger.abandon(job.lease_id, job.holder)
+            return
+        lease = self.pool.ledger.wait(self._request(job), self.pool.settings.internal.lease_ttl_ms)
+        if lease is None:
+            why = "its lease ended before it began"
+            self._put(job, lambda now: replace(now, state=JobState.WAITING, why=why, granted_ms=0))
+            self.pool.ledger.abandon(job.lease_id, job.holder)
+        elif not begun and lease.state is LeaseState.GRANTED:
+            self._call(job)
+
+    def _call(self, job: PoolJob) -> None:
+        now = time.monotonic()
+        if now - self._called.get(job.lease_id, 0.0) > CALL_AGAIN_S:
+            self._called[job.lease_id] = now
+            self.send(job.node, job.job_id)
+
+    def _request(self, job: PoolJob) -> PoolRequest:
+        ttl_ms = self.pool.settings.internal.lease_ttl_ms
+        return PoolRequest(request_id=job.lease_id, holder=job.holder, need=job.need, ttl_ms=ttl_ms)
+
+    def _has_lease(self, job: PoolJob) -> bool:
+        with answering():
+            return bool(self.pool.client.hexists(self.jobs.keys.gpu("leases"), job.lease_id))
+
+    def _note(self, job: PoolJob, why: str) -> None:
+        """Why it waits, for people; written once."""
+        if job.why != why:
+            self._put(job, lambda now: replace(now, why=why))
+
+    def _end(self, job: PoolJob, state: JobState, why: str) -> None:
+        self._put(job, lambda now: replace(now, state=state, why=why))
+
+    def _put(self, job: PoolJob, change: Callable[[PoolJob], PoolJob]) -> None:
+        """Change the record, if the job is still where this round found it."""
+
+        def decide(now: PoolJob) -> PoolJob | None:
+            return change(now) if (now.state, now.attempt) == (job.state, job.attempt) else None
+
+        changed = self.jobs.change(job.job_id, decide)
+        if changed is not None and changed.state is not job.state:
+            logger(job=job.job_id, node=changed.node).info(
+                "gpu.job", state=changed.state.value, why=changed.why
+            )
+
+    def _tidy(self) -> None:
+        """Forget the oldest jobs that have ended."""
+        if time.monotonic() - self._tidied < CALL_AGAIN_S:
+            return
+        self._tidied = time.monotonic()
+        ended, old = self.jobs.ended(), now_ms(self.pool.client) - 1000 * KEPT_S
+        ended.sort(key=lambda job: job.ended_ms)
+        for number, job in enumerate(ended):
+            if job.ended_ms < old or number < len(ended) - KEPT_ENDED:
+                self.jobs.forget(job.job_id)

@@ -1,0 +1,30 @@
+"""The task of a node that takes jobs: starts the process that runs one, and is over.
+
+The process lives apart from this worker, so a restart of the worker ends no job. Its lease ends it. A message
+that comes twice starts a second process, which finds the job begun and ends.
+"""
+
+import subprocess
+import sys
+from typing import Final
+
+from pipeline.logs import logger
+from pipeline.messages.routing import TASK_JOB
+from pipeline.tasks.context import Context
+
+NAME: Final = TASK_JOB
+RUNNER: Final = "pipeline.commands.gpu.job_runner"
+
+_begun: list["subprocess.Popen[bytes]"] = []  # to be reaped
+
+
+def run(context: Context, job_id: str = "", *_: str) -> None:
+    _begun[:] = [process for process in _begun if process.poll() is None]
+    if not context.settings.gpu.jobs:
+        logger(job=job_id).warning("gpu.job_refused", why="gpu_jobs is off on this machine")
+        return
+    _begun.append(
+        subprocess.Popen(
+            [sys.executable, "-m", RUNNER, job_id], stdin=subprocess.DEVNULL, start_new_session=True
+        )
+    )
