@@ -21,7 +21,7 @@ _BUCKET: Final = timedelta(minutes=5)  # of the finest counts
 _MIDNIGHT: Final = datetime(2020, 1, 1, tzinfo=UTC)
 
 PatternOrder = Literal["count", "change", "new", "less"]
-UsageColumn = Literal["tenant", "kind", "device", "node"]
+UsageColumn = Literal["tenant", "kind", "device", "node", "user", "model", "day"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

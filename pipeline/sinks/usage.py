@@ -228,17 +228,14 @@ class UsageTable:
 def usage_sums(
     table: UsageTable, by: str, since: datetime | None = None, until: datetime | None = None
 ) -> pl.DataFrame:
-    """Leases and hours by a column of USAGE_SCHEMA, the largest GPU-hours first; only what lies in the span.
+    """Leases and hours by a column, the largest GPU-hours first (days in order); only what lies in the span.
 
+    A column of USAGE_SCHEMA, `user`, `model`, or `day` in UTC: a lease over midnight counts for both days.
     `lease_hours`: of every device of every lease. `gpu_hours`: the same by the share of the device.
     `gib_hours`: by the leased memory. Raises StoreUnavailable, BadPayload."""
-    begin = pl.col("granted_at") if since is None else pl.max_horizontal("granted_at", pl.lit(since, UTC_US))
-    end = pl.col("ended_at") if until is None else pl.min_horizontal("ended_at", pl.lit(until, UTC_US))
-    hours = (end - begin).dt.total_microseconds() / 3_600_000_000
+    ordered = ("day",) if by == "day" else ("gpu_hours", by)
     sums = (
-        table.scan(since, until)
-        .with_columns(hours=hours)
-        .filter(pl.col("hours") >= 0)
+        _pieces(table, (by,), since, until)
         .group_by(by)
         .agg(
             pl.struct("lease_id", "token").n_unique().cast(pl.Int64).alias("leases"),
@@ -246,10 +243,57 @@ def usage_sums(
             (pl.col("hours") * pl.col("share")).sum().alias("gpu_hours"),
             (pl.col("hours") * pl.col("memory_mib") / 1024).sum().alias("gib_hours"),
         )
-        .sort("gpu_hours", by, descending=[True, False])
+        .sort(ordered, descending=[name == "gpu_hours" for name in ordered])
     )
     with table.readable():
         return sums.collect()
+
+
+def usage_charges(
+    table: UsageTable, since: datetime | None = None, until: datetime | None = None
+) -> pl.DataFrame:
+    """`gpu_hours` and `gib_hours` by `day`, `tenant`, `model`, `kind`, in this order.
+
+    Raises StoreUnavailable, BadPayload."""
+    columns = ("day", "tenant", "model", "kind")
+    sums = (
+        _pieces(table, columns, since, until)
+        .group_by(columns)
+        .agg(
+            (pl.col("hours") * pl.col("share")).sum().alias("gpu_hours"),
+            (pl.col("hours") * pl.col("memory_mib") / 1024).sum().alias("gib_hours"),
+        )
+        .sort(columns)
+    )
+    with table.readable():
+        return sums.collect()
+
+
+def _pieces(
+    table: UsageTable, columns: Sequence[str], since: datetime | None, until: datetime | None
+) -> pl.LazyFrame:
+    """The records with these columns and `hours`, cut to the span; with `day`, cut at midnight too."""
+    begin = pl.col("granted_at") if since is None else pl.max_horizontal("granted_at", pl.lit(since, UTC_US))
+    end = pl.col("ended_at") if until is None else pl.min_horizontal("ended_at", pl.lit(until, UTC_US))
+    pieces = table.scan(since, until).with_columns(
+        begin=begin, end=end, model="device_name", user=pl.col("holder").str.split(":").list.first()
+    )
+    pieces = pieces.filter(pl.col("end") >= pl.col("begin"))
+    if "day" in columns:
+        last = pl.max_horizontal("begin", pl.col("end").dt.offset_by("-1us")).dt.date()
+        midnight = pl.col("day").cast(UTC_US)
+        pieces = (
+            pieces.with_columns(day=pl.date_ranges(pl.col("begin").dt.date(), last))
+            .explode("day")
+            .with_columns(
+                begin=pl.max_horizontal("begin", midnight),
+                end=pl.min_horizontal("end", midnight.dt.offset_by("1d")),
+                day=pl.col("day").cast(pl.String),
+            )
+        )
+    return pieces.with_columns(
+        hours=(pl.col("end") - pl.col("begin")).dt.total_microseconds() / 3_600_000_000
+    )
 
 
 def _frame(records: Sequence[UsageRecord]) -> pl.DataFrame:

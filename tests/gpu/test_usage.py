@@ -488,3 +488,76 @@ def test_prometheus_gets_device_seconds_of_the_tenants_in_the_settings(
     for tenant in ("logweir", "research", "other"):
         assert found[tenant, "train"] == pytest.approx(100, abs=1)
         assert found[tenant, "user"] == 0
+
+
+def test_a_lease_over_midnight_counts_for_both_days(table: UsageTable) -> None:
+    late = datetime(2026, 11, 20, 22, tzinfo=UTC)
+    table.add([
+        between(1, late, late + timedelta(hours=27)),  # to 01:00 of the day after the next
+        between(2, late, late + timedelta(hours=2)),  # to midnight, and no further
+    ])  # fmt: skip
+    days = usage_sums(table, "day").to_dicts()
+    assert [(row["day"], row["leases"], row["lease_hours"]) for row in days] == [
+        ("2026-11-20", 2, 4.0),
+        ("2026-11-21", 1, 24.0),
+        ("2026-11-22", 1, 1.0),
+    ]
+    cut = usage_sums(table, "day", late + timedelta(hours=1), late + timedelta(hours=3)).to_dicts()
+    assert [(row["day"], row["lease_hours"]) for row in cut] == [("2026-11-20", 2.0), ("2026-11-21", 1.0)]
+
+
+def between(number: int, start: datetime, end: datetime) -> UsageRecord:
+    return replace(
+        record(number), granted_ms=round(start.timestamp() * 1000), ended_ms=round(end.timestamp() * 1000)
+    )
+
+
+def test_a_hundred_leases_of_random_length_are_replayed_to_the_second(table: UsageTable) -> None:
+    chance = random.Random(22)
+    history: list[tuple[datetime, datetime, str]] = []
+    records: list[UsageRecord] = []
+    for number in range(100):
+        start = START + timedelta(milliseconds=chance.randrange(5 * 86_400_000))
+        end = start + timedelta(milliseconds=chance.randrange(2 * 86_400_000))
+        user = f"{chance.choice(['ann', 'bob'])}@a"
+        history.append((start, end, user))
+        records.append(replace(between(number, start, end), holder=f"{user}:{number}"))
+    for first in range(0, 100, 25):
+        table.add(records[first : first + 30])  # some come twice
+    since, until = START + timedelta(hours=7), START + timedelta(days=4, minutes=1)
+    # The replay walks each lease hour by hour and knows nothing of the table.
+    by_day: dict[str, float] = {}
+    by_user: dict[str, float] = {}
+    for start, end, user in history:
+        at = max(start, since)
+        while at < min(end, until):
+            following = min(at.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1), end, until)
+            length_s = (following - at).total_seconds()
+            by_day[f"{at:%Y-%m-%d}"] = by_day.get(f"{at:%Y-%m-%d}", 0.0) + length_s
+            by_user[user] = by_user.get(user, 0.0) + length_s
+            at = following
+    for column, replayed in (("day", by_day), ("user", by_user)):
+        found = {
+            row[column]: row["lease_hours"] * 3600
+            for row in usage_sums(table, column, since, until).to_dicts()
+        }
+        assert found == pytest.approx(replayed, abs=1e-3)
+
+
+def test_charges_have_the_columns_of_focus(logweir: Verb, settings: Settings) -> None:
+    usage_of(settings).add([record(1), record(2, tenant="=cmd")])
+    rows = list(csv.DictReader(io.StringIO(logweir("gpu", "usage", "--focus").out)))
+    wanted = {
+        "BilledCost", "BillingAccountId", "BillingAccountName", "BillingCurrency", "BillingPeriodStart",
+        "BillingPeriodEnd", "ChargeCategory", "ChargeClass", "ChargeDescription", "ChargePeriodStart",
+        "ChargePeriodEnd", "ContractedCost", "EffectiveCost", "InvoiceIssuerName", "ListCost",
+        "PricingQuantity", "PricingUnit", "ProviderName", "PublisherName", "ServiceCategory", "ServiceName",
+    }  # fmt: skip
+    assert wanted <= rows[0].keys()
+    assert all(name in wanted or name.startswith(("x_", "Consumed", "ChargeF")) for name in rows[0])
+    assert [(row["BillingAccountId"], row["ConsumedQuantity"], row["ChargePeriodStart"]) for row in rows] == [
+        ("'=cmd", "0.250000", "2026-11-20T00:00:00Z"),
+        ("logweir", "0.250000", "2026-11-20T00:00:00Z"),
+    ]
+    assert rows[0]["BillingPeriodEnd"] == "2026-12-01T00:00:00Z"
+    assert logweir("gpu", "usage", "--focus", "--csv").code == 2

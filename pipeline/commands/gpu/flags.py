@@ -62,7 +62,15 @@ def _looking(action: Any) -> None:
     )
     usage.add_argument("--until", metavar="TIME", help="count up to then; default: now")
     usage.add_argument(
-        "--by", choices=("tenant", "node", "device", "kind"), default="tenant", help="sums by (tenant)"
+        "--by",
+        choices=("tenant", "user", "node", "device", "model", "kind", "day"),
+        default="tenant",
+        help="sums by (tenant); days are those of UTC",
+    )
+    usage.add_argument(
+        "--focus",
+        action="store_true",
+        help="print CSV with the columns of FOCUS 1.2, a line per day, tenant, model and kind; all costs are 0",
     )
     usage.add_argument("--csv", action="store_true", help="print the sums as CSV")
     action("tenants", "who may use the GPUs: quota, what each holds now and has used lately")

@@ -1,7 +1,7 @@
 """Routes about the pipeline: status, incidents, models, trainings, marks, dead letters, GPUs, events."""
 
 from collections.abc import Callable
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import Response, StreamingResponse
@@ -22,7 +22,7 @@ from pipeline.service.incidents import read_incident, read_incidents, silences_i
 from pipeline.service.marks import read_marks
 from pipeline.service.models import read_model, read_models
 from pipeline.service.pool_facts import lease_rows, pool_facts, tenant_rows
-from pipeline.service.questions import asked_event, asked_moment
+from pipeline.service.questions import UsageColumn, asked_event, asked_moment
 from pipeline.service.senders import read_senders
 from pipeline.service.status import read_status
 from pipeline.service.trainings import MAX_TRAININGS, read_trainings
@@ -207,7 +207,7 @@ async def get_tenants(request: Request, _asker: WholeView) -> Response:
 async def get_usage(
     request: Request,
     _asker: WholeView,
-    by: Literal["tenant", "node", "device", "kind"] = "tenant",
+    by: UsageColumn = "tenant",
     since: Since = None,
     until: Until = None,
 ) -> Response:
