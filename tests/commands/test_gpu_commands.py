@@ -527,9 +527,8 @@ def test_a_name_of_somebody_else_is_refused(verb: Verb, pool: Pool) -> None:
 def test_export_lines_survive_a_shell(verb: Verb, pool: Pool) -> None:
     said = verb("request", "--memory", "4GiB", "--shell", "--name", "job")
     assert said.code == 0
-    assert all(re.fullmatch(r"export [A-Z_]+=[\w@%+=:,./-]*", line) for line in said.out.splitlines()), (
-        said.out
-    )
+    form = r"""export [A-Za-z_]+=([\w@%+=:,./-]*|'"device=[\w,-]+"')"""
+    assert all(re.fullmatch(form, line) for line in said.out.splitlines()), said.out
     assert "export GPU_LEASE=job" in said.out.splitlines()
 
 

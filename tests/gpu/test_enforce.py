@@ -170,3 +170,45 @@ def test_of_a_lease_over_several_nodes_a_program_gets_the_devices_of_its_own_nod
 def test_a_device_that_the_pool_has_lost_is_named() -> None:
     with pytest.raises(BadInput, match="GPU-a"):
         enforce.lease_environment(a_lease(), [replace(a_device(), uuid="GPU-z")], SETTINGS)
+
+
+def test_frameworks_that_read_a_fraction_get_it_and_a_lower_one_of_the_user_stays() -> None:
+    base = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.1", "FLAGS_fraction_of_gpu_memory_to_use": "0.9"}
+    env = enforce.lease_environment(a_lease(), [a_device()], SETTINGS, base=base)
+    assert env["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.100000"
+    assert env["FLAGS_fraction_of_gpu_memory_to_use"] == env["GPU_ALLOCATOR_FRACTION"]
+    odd = enforce.lease_environment(a_lease(), [a_device()], SETTINGS, base={enforce.FRACTIONS[0]: "half"})
+    assert odd["XLA_PYTHON_CLIENT_MEM_FRACTION"] == env["GPU_ALLOCATOR_FRACTION"]
+    whole = enforce.lease_environment(a_lease(mode=LeaseMode.EXCLUSIVE), [a_device()], SETTINGS)
+    assert not set(enforce.FRACTIONS) & whole.keys()
+
+
+def test_a_program_for_gpushare_finds_all_four_of_its_variables() -> None:
+    env = enforce.lease_environment(a_lease(), [replace(a_device(), index=3)], SETTINGS)
+    found = {
+        name.rpartition("_")[2]: value
+        for name, value in env.items()
+        if name.startswith("ALIYUN_COM_GPU_MEM_")
+    }
+    assert found == {"CONTAINER": "4096", "POD": "4096", "DEV": "16384", "IDX": "3"}
+
+
+def test_arguments_get_the_values_of_the_lease_and_other_braces_stay() -> None:
+    env = enforce.lease_environment(a_lease(), [a_device()], SETTINGS)
+    given_in = [
+        "--util={GPU_MEMORY_FRACTION}",
+        "{GPU_MEMORY_MIB}m {PATH} {}",
+        "--gpus",
+        "{GPU_DOCKER_DEVICES}",
+    ]
+    assert enforce.filled(given_in, env) == ["--util=0.250000", "4096m {PATH} {}", "--gpus", '"device=GPU-a"']
+    whole = enforce.lease_environment(a_lease(mode=LeaseMode.EXCLUSIVE), [a_device()], SETTINGS)
+    with pytest.raises(BadInput, match="XLA_PYTHON_CLIENT_MEM_FRACTION} has no value here"):
+        enforce.filled(["{XLA_PYTHON_CLIENT_MEM_FRACTION}"], whole)
+
+
+def test_containers_get_several_devices_by_their_ids() -> None:
+    assert enforce.docker_devices(["GPU-a", "GPU-b"]) == '"device=GPU-a,GPU-b"'
+    assert enforce.podman_devices(["GPU-a", "GPU-b"]) == [
+        "--device", "nvidia.com/gpu=GPU-a", "--device", "nvidia.com/gpu=GPU-b",
+    ]  # fmt: skip

@@ -31,7 +31,9 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 FOR: Final = "1h"
 MOST_S: Final = 7 * 86_400.0  # a lease that is not renewed must end some day.
 # Variables of a program's environment about its allocator and MPS.
-INHERITED: Final = ("PATH", "CUDA_MPS_PIPE_DIRECTORY", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+INHERITED: Final = (
+    "PATH", "CUDA_MPS_PIPE_DIRECTORY", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", *enforce.FRACTIONS,
+)  # fmt: skip
 
 
 def main(args: argparse.Namespace, pool: Pool, settings: Settings) -> int:
@@ -70,7 +72,7 @@ def main(args: argparse.Namespace, pool: Pool, settings: Settings) -> int:
             }
         )
         return 0
-    console = out()
+    console, uuids = out(), variables["CUDA_VISIBLE_DEVICES"].split(",")
     if args.shell:
         lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     else:
@@ -79,6 +81,8 @@ def main(args: argparse.Namespace, pool: Pool, settings: Settings) -> int:
             f"token    {lease.token}",
             f"device   {lease_words(lease)}",
             f"expires  in {seconds(lease.ttl_ms / 1000)}; nobody renews it",
+            f"docker   --gpus {shlex.quote(enforce.docker_devices(uuids))}",
+            f"podman   {shlex.join(enforce.podman_devices(uuids))}",
             f"release  logweir gpu release {lease.lease_id} --token {lease.token}",
             "",
             *(f"{name}={value}" for name, value in variables.items()),

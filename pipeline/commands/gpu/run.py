@@ -35,6 +35,7 @@ from pipeline.commands.gpu.supervised import KILLED_S, NOT_STARTED, SupervisedPr
 from pipeline.errors import BadInput, LeaseRefused, RedisUnavailable
 from pipeline.gpu.leasing.renewal import LeaseInUse
 from pipeline.gpu.node import host_lock, mps
+from pipeline.gpu.node.enforce import filled
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.node.watchdog import GRACE_S, Watchdog, Word
 from pipeline.gpu.policy.explain import device_views, short, why_it_waits
@@ -174,7 +175,8 @@ class Run:
                 )
             if reported:
                 _note(self.console, f"{self.lease.lease_id} has {lease_words(self.lease)}")
-            supervised = SupervisedProgram(self.command, grace_s=self.grace_s, alone_s=self.alone_s, fds=fds)
+            command = filled(self.command, variables)
+            supervised = SupervisedProgram(command, grace_s=self.grace_s, alone_s=self.alone_s, fds=fds)
             try:
                 with supervised:
                     supervised.begin(variables)

@@ -45,7 +45,15 @@ VARIABLES: Final[Mapping[str, str]] = {
     "ALIYUN_COM_GPU_MEM_CONTAINER": "as GPU_MEMORY_MIB, for programs written for gpushare; both of these are "
     "in MiB",
     "ALIYUN_COM_GPU_MEM_DEV": "memory of the (smallest) device in MiB, for programs written for gpushare",
+    "ALIYUN_COM_GPU_MEM_POD": "as ALIYUN_COM_GPU_MEM_CONTAINER: a program is a pod of one container",
+    "ALIYUN_COM_GPU_MEM_IDX": "index of the first device on its machine, for programs written for gpushare",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION": "as GPU_ALLOCATOR_FRACTION for JAX, for a shared lease without MPS",
+    "FLAGS_fraction_of_gpu_memory_to_use": "the same for Paddle",
+    "GPU_DOCKER_DEVICES": "the leased devices as the value of `docker run --gpus`, with its quotation marks",
 }
+# Fractions of a device that frameworks read from the environment.
+FRACTIONS: Final = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "FLAGS_fraction_of_gpu_memory_to_use")
+_PLACE: Final = re.compile(r"\{([A-Za-z_]+)\}")
 _FRACTION: Final = re.compile(r"\s*per_process_memory_fraction\s*:\s*([^,]*)")
 
 
@@ -85,6 +93,9 @@ def lease_environment(
         "GPU_ALLOCATOR_FRACTION": _digits(limit),
         "ALIYUN_COM_GPU_MEM_CONTAINER": str(memory_mib),
         "ALIYUN_COM_GPU_MEM_DEV": str(min(device.total_mib for _, device in pairs)),
+        "ALIYUN_COM_GPU_MEM_POD": str(memory_mib),
+        "ALIYUN_COM_GPU_MEM_IDX": str(pairs[0][1].index),
+        "GPU_DOCKER_DEVICES": docker_devices([part.uuid for part, _ in pairs]),
     }
     exclusive = lease.need.mode is LeaseMode.EXCLUSIVE
     if mps is not None and exclusive:
@@ -93,10 +104,48 @@ def lease_environment(
     elif mps is not None:
         sizes = [part.memory_mib - settings.internal.gpu_context_mib for part, _ in pairs]
         env |= mps_limits.limits(mps, memory_mib=sizes, compute_percent=compute)
-    elif allocator and not exclusive:
+    elif not exclusive:
         # Not under MPS: there a process may see its limit as the device's size, and take its fraction of it.
-        env |= _alloc_conf(base or {}, limit)
+        env |= {name: _lower(base or {}, name, limit) for name in FRACTIONS}
+        env |= _alloc_conf(base or {}, limit) if allocator else {}
     return env
+
+
+def docker_devices(uuids: Sequence[str]) -> str:
+    """The value of `docker run --gpus`. Docker reads it as CSV, so a list needs its own quotation marks."""
+    return f'"device={",".join(uuids)}"'
+
+
+def podman_devices(uuids: Sequence[str]) -> list[str]:
+    """The arguments of `podman run`, by the names of the Container Device Interface."""
+    return [argument for uuid in uuids for argument in ("--device", f"nvidia.com/gpu={uuid}")]
+
+
+def filled(arguments: Sequence[str], variables: Mapping[str, str]) -> list[str]:
+    """The arguments with `{NAME}` replaced by a variable of the lease; other braces stay.
+
+    Raises BadInput for a variable that this lease does not set.
+    """
+
+    def value(found: "re.Match[str]") -> str:
+        name = found[1]
+        if name not in VARIABLES:
+            return found[0]
+        if name not in variables:
+            raise BadInput(
+                f"{{{name}}} has no value here: an exclusive lease, or one under MPS, sets no such limit; "
+                "leave that argument out"
+            )
+        return variables[name]
+
+    return [_PLACE.sub(value, argument) for argument in arguments]
+
+
+def _lower(base: Mapping[str, str], name: str, limit: float) -> str:
+    """The limit, or the lower one that the user has set."""
+    with suppress(ValueError, KeyError):
+        limit = min(limit, float(base[name])) if float(base[name]) > 0 else limit
+    return _digits(limit)
 
 
 def here(lease: PoolLease, devices: Sequence[Device], *, node: str = "") -> list[tuple[LeasePart, Device]]:
