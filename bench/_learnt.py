@@ -11,16 +11,15 @@ import polars as pl
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.models import bundle
 from pipeline.models.evidence import Evidence
-from pipeline.models.fitting import TrainConfig
 from pipeline.models.line import LineModel
 from pipeline.models.threshold import Mode
-from pipeline.models.trainer import FitRequest, fit
+from pipeline.models.trainer import FitRequest, edition_config, fit
 from pipeline.models.verdict import Knowledge, verdict_of
 from pipeline.records.verdict import Verdict
 
 
 def learn_and_score(
-    sample: pl.DataFrame, masked: Sequence[str], *, seed: int, mode: Mode
+    sample: pl.DataFrame, masked: Sequence[str], *, seed: int, mode: Mode, edition: str = "causal"
 ) -> tuple[list[Evidence], Knowledge]:
     """Evidence of the lines from a bundle trained on the sample (SAMPLE_SCHEMA), and what a verdict needs of
     it.
@@ -35,7 +34,7 @@ def learn_and_score(
             FitRequest(
                 tokens=masks.tokens,
                 mask_version=masks.version,
-                config=TrainConfig(),
+                config=edition_config(edition),
                 seed=seed,
                 out=out,
                 mode=mode,

@@ -51,7 +51,9 @@ class Repeat:
         return sum(hits) / len(hits)
 
 
-def repeat(triage: TriageSet, *, seed: int, peers: bool = True, threads: int = 1) -> Repeat | None:
+def repeat(
+    triage: TriageSet, *, seed: int, peers: bool = True, threads: int = 1, edition: str = "causal"
+) -> Repeat | None:
     """Runs one split of the set. None where the set is too small to be split. `peers`: NuLog too, which costs
     half as much time as our own training."""
     torch.set_num_threads(threads)
@@ -60,7 +62,9 @@ def repeat(triage: TriageSet, *, seed: int, peers: bool = True, threads: int = 1
         return None
     masked = split.test["masked"].to_list()
     learnt = split.sample["masked"].to_list()
-    evidence, knowledge = learn_and_score(split.sample, masked, seed=seed, mode=Mode.BASELINE)
+    evidence, knowledge = learn_and_score(
+        split.sample, masked, seed=seed, mode=Mode.BASELINE, edition=edition
+    )
     if triage.foreign is not None:
         evidence = _with_prior(evidence, masked, triage.foreign)
     judged = verdicts(split.test, evidence, knowledge)

@@ -22,12 +22,16 @@ def main() -> None:
     parser.add_argument("--sets", nargs="*", default=[], help="names; default: all")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--edition", choices=("causal", "transformer"), default="causal")
+    parser.add_argument("--first", type=int, default=1, help="the first seed")
     parser.add_argument("--peers", action="store_true", help="with NuLog")
     args = parser.parse_args()
     set_up("error")
     began = time.monotonic()
     sets = [s for s in all_sets(args.data) if not args.sets or s.name in args.sets]
-    plan = Plan(seeds=args.repeats, repeats=args.repeats, peers=args.peers)
+    plan = Plan(
+        seeds=args.repeats, repeats=args.repeats, peers=args.peers, edition=args.edition, first=args.first
+    )
     values = run(sets, plan, processes=args.processes)
     for name, row in values.items():
         if row and name != "skipped":

@@ -25,11 +25,17 @@ class Plan:
     seeds: int = 5
     repeats: int = 20
     peers: bool = True
+    edition: str = "causal"  # of the line model
+    first: int = 1  # seed
 
     def splits(self) -> list[tuple[int, int]]:
         """(seed, split) of every repeat."""
         each = max(1, self.repeats // self.seeds)
-        return [(seed, 1000 * seed + r) for seed in range(1, self.seeds + 1) for r in range(each)]
+        return [
+            (seed, 1000 * seed + r)
+            for seed in range(self.first, self.first + self.seeds)
+            for r in range(each)
+        ]
 
 
 def run(sets: Iterable[TriageSet], plan: Plan, *, processes: int = PROCESSES) -> dict[str, Any]:
@@ -40,7 +46,8 @@ def run(sets: Iterable[TriageSet], plan: Plan, *, processes: int = PROCESSES) ->
     context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
         waiting = [
-            (s.name, seed, pool.submit(repeat, s, seed=split, peers=plan.peers)) for s, seed, split in jobs
+            (s.name, seed, pool.submit(repeat, s, seed=split, peers=plan.peers, edition=plan.edition))
+            for s, seed, split in jobs
         ]
         done = [(name, seed, future.result()) for name, seed, future in waiting]
     found: dict[str, dict[int, list[Repeat]]] = {}

@@ -32,9 +32,11 @@ CHECK_S: Final = 0.5
 
 
 def main(args: argparse.Namespace) -> int:
+    from pipeline.service.trainings import check_encoder
     from pipeline.workers.stack.stack import Stack
 
     settings = settings_of(args, default_level="info")
+    check_encoder(settings)
     set_up(settings.stack.log_level)
     console = err()
     wanted = settings.intake.listeners

@@ -32,17 +32,23 @@ WORDS: Final = "words.parquet"
 NOVELTY: Final = "novelty.msgpack"
 PRIOR: Final = "prior.msgpack"
 SEQUENCES: Final = "sequences.msgpack"
+ENCODER_CONFIG: Final = "config.json"  # with WEIGHTS and TOKENIZER the layout of transformers
+TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 # The files of every bundle, and the most bytes of each: ten times the size that the largest configuration
-# writes. The caps stop a damaged or hostile bundle from filling memory.
+# writes, but for the weights. The caps stop a damaged or hostile bundle from filling memory.
 FILE_CAPS: Final[dict[str, int]] = {
-    WEIGHTS: 256 << 20,
+    WEIGHTS: 512 << 20,  # BERT of the base size takes 420 MiB in single precision
     TOKENIZER: 32 << 20,
     KNOWN_FILE: 512 << 20,
     WORDS: 64 << 20,
     NOVELTY: 16 << 20,
     PRIOR: 16 << 20,
 }
-OPTIONAL_CAPS: Final[dict[str, int]] = {SEQUENCES: 64 << 20}
+OPTIONAL_CAPS: Final[dict[str, int]] = {
+    SEQUENCES: 64 << 20,
+    ENCODER_CONFIG: 1 << 20,
+    TOKENIZER_CONFIG: 1 << 20,
+}
 _CAPS: Final = FILE_CAPS | OPTIONAL_CAPS
 _MANIFEST_CAP: Final = 1 << 20
 _HEADER_CAP: Final = 1 << 20  # of the weights; that of the largest configuration has 20 KiB

@@ -143,11 +143,11 @@ class Block(nn.Module):
         return hidden + functional.dropout(self.fc_out(wide), self.dropout, self.training)
 
 
-def set_bias(network: CausalNetwork, frequency: npt.NDArray[np.float64]) -> None:
-    """Sets the output bias to the log share of each piece (V,); an unseen piece counts as half of one."""
+def set_bias(bias: torch.Tensor, frequency: npt.NDArray[np.float64]) -> None:
+    """Sets an output bias to the log share of each piece (V,); an unseen piece counts as half of one."""
     share = np.log((frequency + 0.5) / (frequency + 0.5).sum())
     with torch.no_grad():
-        network.bias.copy_(torch.from_numpy(share).float())
+        bias.copy_(torch.from_numpy(share).float())
 
 
 def piece_surprisals(network: CausalNetwork, lines: EncodedLines, device: torch.device) -> Floats:

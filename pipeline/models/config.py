@@ -18,8 +18,9 @@ MIN_DISTINCT: Final = 2
 class NetworkKind(StrEnum):
     """Which network reads a line."""
 
-    MASKED = "masked"  # models/masked.py: loaded, never trained
     CAUSAL = "causal"  # models/causal.py
+    TRANSFORMER = "transformer"  # models/encoder/, trained from a configuration
+    PRETRAINED = "pretrained"  # models/encoder/, fine-tuned from a directory of the user
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,7 @@ class ModelConfig:
     max_tokens: Annotated[int, Meta(ge=8, le=512)] = 128  # two of them are [CLS] and [SEP]
     dropout: Annotated[float, Meta(ge=0.0, le=0.9)] = 0.0  # a fit sees a line too few times to overfit
     groups: Annotated[int, Meta(ge=1, le=64)] = (
-        6  # K strided masks per line at scoring; of the masked network only
+        6  # K rows per line, each with every K-th piece hidden; of encoders only
     )
     worst_share: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.2  # k = ceil(share * words) ...
     worst_least: Annotated[int, Meta(ge=1, le=512)] = 2  # ... and at least this many

@@ -22,9 +22,10 @@ from pipeline.logs import logger
 from pipeline.models import bundle as bundles
 from pipeline.models.causal import CausalNetwork, finite, set_bias
 from pipeline.models.config import MIN_DISTINCT, MIN_RECORDS, ModelConfig, NetworkKind, model_config
+from pipeline.models.encoder.pretrained import PretrainedTokenizer
 from pipeline.models.lexicon import EncodedLines, Lexicon
-from pipeline.models.line import loaded
-from pipeline.models.tokenizer import CLS_ID, PAD_ID, SEP_ID, LineTokenizer
+from pipeline.models.line import bundle_tokenizer, loaded
+from pipeline.models.tokenizer import SEP_ID, LineTokenizer, Specials
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,7 @@ class TrainConfig:
     min_distinct: int = MIN_DISTINCT
     min_records: int = MIN_RECORDS
     batch_tokens: int = 256  # ids per step: a log of stack traces trains as fast as one of short lines
+    encoder: Path | None = None  # the directory to fine-tune; of NetworkKind.PRETRAINED only
     threads: int = 1  # a second core gained 20 % alone and cost 100 % beside other workers; 0 leaves torch's
 
 
@@ -89,19 +91,17 @@ def fit_network(
     """
     began = time.monotonic()
     texts = lines["masked"].to_list()
-    tokenizer = LineTokenizer.train(
-        texts[: config.tokenizer_lines],
-        tokens=tokens,
-        vocab_size=config.model.vocab_size,
-        max_tokens=config.model.max_tokens,
-    )
+    tokenizer = _tokenizer(texts, tokens, config)
     encoded = Lexicon(tokenizer).encode(texts)
     weights = np.sqrt(lines["count"].to_numpy().astype(np.float64))
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
-    network = CausalNetwork(config.model, tokenizer.vocab_size)
-    set_bias(network, _piece_frequency(encoded, weights / weights.mean(), tokenizer.vocab_size))
-    fitted.warm = warm is not None and _copy_weights(network, tokenizer, config.model, warm)
+    network = _fresh(config, tokenizer)
+    if config.model.kind is not NetworkKind.PRETRAINED:
+        set_bias(
+            _output_bias(network), _piece_frequency(encoded, weights / weights.mean(), tokenizer.vocab_size)
+        )
+        fitted.warm = warm is not None and _copy_weights(network, tokenizer, config.model, warm)
     network = network.to(device).train()
     optimizer = FusedAdamW(network.parameters())
     steps = max(config.min_steps, min(config.max_steps, config.epochs * len(texts) // config.batch))
@@ -109,7 +109,7 @@ def fit_network(
         steps = max(1, round(config.warm_share * steps))
     first = time.monotonic()
     loss_mean, step, drawn = math.nan, 0, 0
-    for batch in _batches(encoded, weights, config, rng):
+    for batch in _batches(encoded, weights, config, rng, tokenizer.specials):
         if step == 10 and budget_s is not None:
             # Ten steps tell how many the budget affords; the learning rate then still ends at zero.
             now = time.monotonic()
@@ -121,7 +121,7 @@ def fit_network(
             break
         optimizer.zero_grad()
         loss, nll = network.loss(torch.from_numpy(batch).to(device))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step(config.learning_rate * _rate(step, steps))
         value = nll.item()
@@ -133,6 +133,43 @@ def fit_network(
         raise TrainingFailed(f"the loss is {loss_mean} after {step} steps; lower the learning rate")
     fitted.network, fitted.tokenizer = network.eval(), tokenizer
     fitted.steps, fitted.epochs, fitted.loss = step, drawn / len(texts), loss_mean
+
+
+def _tokenizer(texts: Sequence[str], tokens: Sequence[str], config: TrainConfig) -> LineTokenizer:
+    if config.encoder is not None:
+        return PretrainedTokenizer.read(config.encoder, tokens=tokens, max_tokens=config.model.max_tokens)
+    return LineTokenizer.train(
+        texts[: config.tokenizer_lines],
+        tokens=tokens,
+        vocab_size=config.model.vocab_size,
+        max_tokens=config.model.max_tokens,
+    )
+
+
+def _fresh(config: TrainConfig, tokenizer: LineTokenizer) -> Any:
+    """The network that a fit begins with. Raises TrainingFailed where the pretrained one cannot be read."""
+    if config.model.kind is NetworkKind.CAUSAL:
+        return CausalNetwork(config.model, tokenizer.vocab_size)
+    from pipeline.models.encoder import files  # importing transformers takes seconds
+
+    if config.encoder is None:
+        return files.configured(config.model, tokenizer)
+    try:
+        return files.pretrained_network(config.encoder, tokenizer, config.model)
+    # transformers raises unrelated classes on damage and on models that are no encoders.
+    except Exception as exc:
+        first = str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__
+        raise TrainingFailed(
+            f"encoder {config.encoder} cannot be read ({first[:300]}); name a masked language model that "
+            "save_pretrained has written"
+        ) from exc
+
+
+def _output_bias(network: Any) -> torch.Tensor:
+    bias: torch.Tensor = (
+        network.bias if isinstance(network, CausalNetwork) else network.inner.get_output_embeddings().bias
+    )
+    return bias
 
 
 class FusedAdamW:
@@ -154,12 +191,12 @@ class FusedAdamW:
             parameter.grad = None
 
     def step(self, learning_rate: float) -> None:
-        """One update by the current gradients, which every parameter must have."""
+        """One update by the current gradients; a parameter without one counts as having zeros."""
         with torch.no_grad():
             torch._foreach_add_(self._steps, 1)
             torch._fused_adamw_(
                 self.parameters,
-                [p.grad for p in self.parameters if p.grad is not None],
+                [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters],
                 self._mean,
                 self._square,
                 [],
@@ -190,12 +227,16 @@ def affordable_steps(
 
 
 def _batches(
-    lines: EncodedLines, weights: Any, config: TrainConfig, rng: np.random.Generator
+    lines: EncodedLines,
+    weights: Any,
+    config: TrainConfig,
+    rng: np.random.Generator,
+    specials: Specials,
 ) -> Iterator[npt.NDArray[np.int64]]:
     """Endless (B, T) batches of lines of similar length, from [CLS] to [SEP]."""
     chances = weights / weights.sum()
     rows = [
-        np.concatenate([[CLS_ID], lines.ids[a:b], [SEP_ID]]).astype(np.int64)
+        np.concatenate([[specials.cls], lines.ids[a:b], [specials.sep]]).astype(np.int64)
         for a, b in zip(lines.start[:-1].tolist(), lines.start[1:].tolist(), strict=True)
     ]
     lengths = np.array([len(r) for r in rows])
@@ -208,7 +249,7 @@ def _batches(
             limit = max(4, config.batch_tokens // int(lengths[chosen[-1]]))
             if limit < size:
                 chosen = chosen[np.sort(rng.permutation(size)[:limit])]
-            batch = np.full((len(chosen), int(lengths[chosen].max())), PAD_ID, dtype=np.int64)
+            batch = np.full((len(chosen), int(lengths[chosen].max())), specials.pad, dtype=np.int64)
             for b, i in enumerate(chosen.tolist()):
                 batch[b, : lengths[i]] = rows[i]
             yield batch
@@ -222,9 +263,7 @@ def _piece_frequency(lines: EncodedLines, weights: Any, vocab_size: int) -> npt.
     return frequency
 
 
-def _copy_weights(
-    network: CausalNetwork, tokenizer: LineTokenizer, config: ModelConfig, parent: Path
-) -> bool:
+def _copy_weights(network: Any, tokenizer: LineTokenizer, config: ModelConfig, parent: Path) -> bool:
     """Copies the weights of an earlier version: the rows of pieces that both know, and all other layers.
 
     False where the parent cannot be used; the log then says why, and the network is unchanged.
@@ -234,10 +273,8 @@ def _copy_weights(
         parent_config = model_config(manifest.config)
         if _shape(parent_config) != _shape(config):
             raise BadBundle(f"its network is {_shape(parent_config)}, this one {_shape(config)}")
-        old = LineTokenizer.from_file(
-            parent / bundles.TOKENIZER, tokens=manifest.tokens, max_tokens=parent_config.max_tokens
-        )
-        parent_network = loaded(parent_config, old.vocab_size, parent / bundles.WEIGHTS)
+        old = bundle_tokenizer(parent_config, parent, tokens=manifest.tokens)
+        parent_network = loaded(parent_config, old, parent)
         if not finite(parent_network):
             raise BadBundle("it has weights that are no numbers")
     # Damage shows as unrelated classes of safetensors and torch; a cold start is always right.
@@ -247,15 +284,25 @@ def _copy_weights(
     ids, old_ids = tokenizer.vocabulary(), old.vocabulary()
     both = [(i, old_ids[piece]) for piece, i in ids.items() if piece in old_ids]
     here, there = (torch.tensor(side) for side in zip(*both, strict=True))
-    state = {
-        k: v for k, v in parent_network.state_dict().items() if k not in ("token_embedding.weight", "bias")
-    }
+    theirs = dict(parent_network.named_parameters())
+    by_piece = _by_piece(network)
     with torch.no_grad():
-        network.load_state_dict(state, strict=False)
-        network.token_embedding.weight[here] = parent_network.token_embedding.weight[there]
-        network.bias[here] = parent_network.bias[there]
+        for name, parameter in network.named_parameters():
+            if name in by_piece:
+                parameter[here] = theirs[name][there]
+            else:
+                parameter.copy_(theirs[name])
     logger(parent=parent.name).info("fit.warm", pieces=len(ids), shared=len(both))
     return True
+
+
+def _by_piece(network: Any) -> frozenset[str]:
+    """The names of the parameters that have a row per piece. Tied ones have one name."""
+    if isinstance(network, CausalNetwork):
+        return frozenset({"token_embedding.weight", "bias"})
+    output = network.inner.get_output_embeddings()
+    rows = (network.inner.get_input_embeddings().weight, output.weight, output.bias)
+    return frozenset(n for n, p in network.named_parameters() if any(p is one for one in rows))
 
 
 def _shape(config: ModelConfig) -> tuple[NetworkKind, int, int, int, int, int]:

@@ -21,6 +21,7 @@ from pipeline.errors import BadBundle
 from pipeline.models import bundle as bundles
 from pipeline.models.causal import CausalNetwork, finite, piece_surprisals
 from pipeline.models.config import ModelConfig, NetworkKind, model_config
+from pipeline.models.encoder.pretrained import PretrainedTokenizer
 from pipeline.models.evidence import Evidence
 from pipeline.models.lexicon import EncodedLines, Lexicon
 from pipeline.models.novelty import Novelty
@@ -39,40 +40,30 @@ _SAYS, _UNSEEN, _SEVERE = 1, 2, 4  # flags of a word in the lexicon
 Reading = tuple[float, int, Sequence[str]]  # surprisal in nats, scored pieces, words worst first
 
 
-def build_network(config: ModelConfig, vocab_size: int) -> Any:
-    """A fresh network, initialised from torch's global generator."""
-    if config.kind is NetworkKind.CAUSAL:
-        return CausalNetwork(config, vocab_size)
-    from pipeline.models import masked  # importing transformers takes seconds
+def loaded(config: ModelConfig, tokenizer: LineTokenizer, bundle: Path) -> Any:
+    """The network of a verified bundle. Raises BadBundle, and what safetensors and torch raise on damage."""
+    if config.kind is not NetworkKind.CAUSAL:
+        from pipeline.models.encoder.files import loaded_encoder  # importing transformers takes seconds
 
-    return masked.build_masked(config, vocab_size)
-
-
-def stored_state(network: Any) -> dict[str, Any]:
-    """Contiguous CPU tensors, as the weights file holds them."""
-    return {k: v.detach().cpu().contiguous() for k, v in network.state_dict().items()}
-
-
-def loaded(config: ModelConfig, vocab_size: int, weights: Path) -> Any:
-    """The network of a weights file. Raises BadBundle, and what safetensors and torch raise on damage."""
+        return loaded_encoder(config, tokenizer, bundle)
+    weights = bundle / bundles.WEIGHTS
     # The weights would overwrite a random initialisation.
     with torch.device("meta"), _Uninitialised():
-        network = build_network(config, vocab_size)
-    tied: frozenset[str] = frozenset()
-    if config.kind is NetworkKind.CAUSAL:
-        _materialise(network)
-    else:
-        from pipeline.models import masked
-
-        network.to_empty(device="cpu")
-        masked.restore_buffers(network, config)
-        tied = masked.TIED
+        network = CausalNetwork(config, tokenizer.vocab_size)
+    _materialise(network)
     with weights.open("rb") as file:
         bundles.weights_header(file, weights.stat().st_size)
     absent, strange = network.load_state_dict(load_file(weights), strict=False)
-    if strange or set(absent) - tied:
-        raise BadBundle(f"{weights}: weights {sorted(set(absent) - tied)} are absent, {strange} unknown")
+    if strange or absent:
+        raise BadBundle(f"{weights}: weights {sorted(absent)} are absent, {strange} unknown")
     return network
+
+
+def bundle_tokenizer(config: ModelConfig, bundle: Path, *, tokens: tuple[str, ...]) -> LineTokenizer:
+    """The tokenizer of a verified bundle. Raises BadBundle."""
+    if config.kind is NetworkKind.PRETRAINED:
+        return PretrainedTokenizer.read(bundle, tokens=tokens, max_tokens=config.max_tokens, error=BadBundle)
+    return LineTokenizer.from_file(bundle / bundles.TOKENIZER, tokens=tokens, max_tokens=config.max_tokens)
 
 
 def _materialise(network: torch.nn.Module) -> None:
@@ -141,11 +132,9 @@ class LineModel:
             torch.set_num_threads(threads)
         manifest = bundles.load_manifest(bundle_dir)
         config = model_config(manifest.config)
-        tokenizer = LineTokenizer.from_file(
-            bundle_dir / bundles.TOKENIZER, tokens=manifest.tokens, max_tokens=config.max_tokens
-        )
+        tokenizer = bundle_tokenizer(config, bundle_dir, tokens=manifest.tokens)
         try:
-            network = loaded(config, tokenizer.vocab_size, bundle_dir / bundles.WEIGHTS)
+            network = loaded(config, tokenizer, bundle_dir)
             words = pl.read_parquet(bundle_dir / bundles.WORDS)["word"].to_list()
             novelty = Novelty.from_bytes((bundle_dir / bundles.NOVELTY).read_bytes())
             prior = SeverityPrior.from_bytes((bundle_dir / bundles.PRIOR).read_bytes())
@@ -182,7 +171,7 @@ class LineModel:
             severe |= {i for i, line in enumerate(part) if len(line) > READ_CHARS}
             severities = [severity_words(line) if i in severe else None for i, line in enumerate(part)]
             readings, unseen = (
-                self._readings(part, lines),
+                _readings(lines, self._surprisals(lines), self.config),
                 _by_line(lines, np.flatnonzero(lines.flags & _UNSEEN)),
             )
             novelties, priors = self._novelty.score(part), self._prior.score(part, severities)
@@ -201,12 +190,13 @@ class LineModel:
                 )
         return out
 
-    def _readings(self, masked: Sequence[str], lines: EncodedLines) -> Iterator[Reading]:
+    def _surprisals(self, lines: EncodedLines) -> Any:
+        """Nats of every scored piece, (N,)."""
         if self.config.kind is NetworkKind.CAUSAL:
-            return _readings(lines, piece_surprisals(self.network, lines, self.device), self.config)
-        from pipeline.models.masked import readings
+            return piece_surprisals(self.network, lines, self.device)
+        from pipeline.models.encoder.network import masked_surprisals
 
-        return readings(self.network, self.tokenizer, self.config, masked, self.device, says=self._says)
+        return masked_surprisals(self.network, lines, self.device)
 
     def _describe(self, word: str) -> int:
         """The flags of a word; the lexicon asks once per word."""

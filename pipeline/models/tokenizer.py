@@ -8,15 +8,24 @@ length becomes at most `max_tokens` ids.
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pipeline.errors import BadBundle
 
 PAD, CLS, SEP, MASK = "[PAD]", "[CLS]", "[SEP]", "[MASK]"
 SPECIALS: Final = (PAD, CLS, SEP, MASK)
 PAD_ID, CLS_ID, SEP_ID, MASK_ID = range(4)
+
+
+class Specials(NamedTuple):
+    """The ids of padding, of both ends of a line, and of a hidden piece."""
+
+    pad: int = PAD_ID
+    cls: int = CLS_ID
+    sep: int = SEP_ID
+    mask: int = MASK_ID
+
 
 # A leading space stays with its word, as in GPT-2; CamelCase and digit runs are their own pieces.
 _PIECES: Final = r" ?[A-Z]?[a-z]+| ?[A-Z]+(?![a-z])| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+"
@@ -42,20 +51,6 @@ _SPELT: Final = _byte_letters()
 _SPELT_SPACE: Final = chr(_SPELT[0x20])  # of printable ASCII only the space is spelt otherwise
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Encoded:
-    """One line as ids, with [CLS] and [SEP].
-
-    `piece`: index of the pre-token an id belongs to, -1 where it may not be masked or scored
-    (specials and mask tokens). `word`: index of the space-separated word in `words`, -1 likewise.
-    """
-
-    ids: list[int]
-    piece: list[int]
-    word: list[int]
-    words: list[str]
-
-
 class LineTokenizer:
     """Wraps a `tokenizers.Tokenizer`. Immutable but for a cache; threads may share it."""
 
@@ -66,6 +61,8 @@ class LineTokenizer:
         self._model = inner.model
         self.tokens = tuple(tokens)
         self.max_tokens = max_tokens
+        self.specials = Specials()
+        self.special_names: tuple[str, ...] = SPECIALS
         self._id_of = {t: inner.token_to_id(t) for t in self.tokens}
         self.fixed = frozenset(self._id_of.values())  # ids of mask tokens
         longest = sorted(self.tokens, key=len, reverse=True)
@@ -177,39 +174,6 @@ class LineTokenizer:
                 self._cuts.clear()
             self._cuts[cut] = ids
         return ids
-
-    def encode(self, lines: Sequence[str]) -> list[Encoded]:
-        """One Encoded per line, of at most `max_tokens` ids."""
-        out: list[Encoded] = []
-        for at in range(0, len(lines), 512):  # an encoding of the library weighs ten times one of ours
-            texts = [head_and_tail(line) for line in lines[at : at + 512]]
-            encodings = self._inner.encode_batch(texts, add_special_tokens=False)
-            out += [self._one(e, text) for e, text in zip(encodings, texts, strict=True)]
-        return out
-
-    def _one(self, encoding: Any, text: str) -> Encoded:
-        ids, pieces, offsets = encoding.ids, encoding.word_ids, encoding.offsets
-        owner = [-1] * max(len(text), 1)
-        words: list[str] = []
-        for match in re.finditer(r"\S+", text):
-            owner[match.start() : match.end()] = [len(words)] * (match.end() - match.start())
-            words.append(match.group())
-        room = self.max_tokens - 2
-        keep = list(range(len(ids)))
-        if len(ids) > room:
-            keep = keep[: room - room // 4] + keep[-(room // 4) :]
-        out = Encoded(ids=[CLS_ID], piece=[-1], word=[-1], words=words)
-        for i in keep:
-            word = -1 if ids[i] in self.fixed else owner[max(offsets[i][1] - 1, 0)]
-            out.ids.append(ids[i])
-            # Added tokens split the text into segments that each count their pieces from 0, so the
-            # number alone is not unique; the index of the word keeps neighbours apart.
-            out.piece.append(-1 if word < 0 else word * len(text) + (pieces[i] or 0))
-            out.word.append(word)
-        out.ids.append(SEP_ID)
-        out.piece.append(-1)
-        out.word.append(-1)
-        return out
 
 
 def head_and_tail(line: str) -> str:

@@ -45,6 +45,7 @@ def request_training(
 ) -> tuple[str, bool]:
     """Its id, and whether it is new. Raises BadInput, TrainingsFull, RedisUnavailable, and SourceUnavailable
     where documents cannot be counted."""
+    check_encoder(settings)
     request = _request(asked, settings, sorted(Ledger(client, settings).backlog.totals()), why)
     _check_documents(request.query, settings)
     request_id, new = Trainings(client, settings).request(request)
@@ -54,6 +55,14 @@ def request_training(
             client, settings, by=by, action="training.request", target=request_id, model=request.model
         )
     return request_id, new
+
+
+def check_encoder(settings: Settings) -> None:
+    """Raises BadInput for a directory of the setting `encoder` that no training could use."""
+    if settings.train.encoder is not None:
+        from pipeline.models.encoder.directory import encoder_shape  # Polars
+
+        encoder_shape(settings.train.encoder)
 
 
 def cancel_training(

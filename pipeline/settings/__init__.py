@@ -266,7 +266,7 @@ class StackSettings(Group, frozen=True):
 
 _TRAIN: Final = {
     name: f"train_{name}" for name in ("seconds", "source", "span_s", "exclude_words", "exclude_anomalous")
-}
+} | {"edition": "model_edition"}
 
 
 class TrainSettings(Group, frozen=True, rename=_TRAIN):
@@ -286,6 +286,13 @@ class TrainSettings(Group, frozen=True, rename=_TRAIN):
         float, says("false alarms a day over new lines of a workload", 0.01, 10_000)
     ] = 10.0
     seed: Annotated[int, says("seed of a training", 0, 2**31 - 1)] = 0
+    edition: Annotated[
+        Literal["causal", "transformer"],
+        says("line model of the next training; transformer: by Hugging Face"),
+    ] = "causal"
+    encoder: Annotated[
+        Path | None, says("directory of a pretrained encoder that the transformer edition fine-tunes")
+    ] = None
     own_models: Annotated[Words, says("watchlist patterns of workloads with a model of their own")] = ()
     retrain_age_s: Annotated[float, says("a model older than this is trained again", 1, CENTURY_S)] = 86_400.0
     retrain_at: Annotated[Words, says("times of day for a training, HH:MM in time_zone")] = ()
@@ -297,6 +304,10 @@ class TrainSettings(Group, frozen=True, rename=_TRAIN):
         for text in self.retrain_at:
             if not re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", text):
                 raise ValueError(f"retrain_at {text!r} is not a time of day; write it like 02:30")
+        if self.encoder is not None and self.edition != "transformer":
+            raise ValueError(
+                f"encoder = {self.encoder} belongs to the transformer edition; set model_edition to transformer"
+            )
 
 
 class WatchSettings(Group, frozen=True):

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import polars as pl
@@ -22,7 +23,7 @@ from pipeline.controller.trainings import TrainingRequest, query_of
 from pipeline.controller.watchlist import covers, model_of
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import Template
-from pipeline.errors import BadBundle, BadPayload, LiveChanged, StaleToken, TrainingFailed
+from pipeline.errors import BadBundle, BadInput, BadPayload, LiveChanged, StaleToken, TrainingFailed
 from pipeline.logs import logger
 from pipeline.marks.marks import Mark, lesson
 from pipeline.models import bundle
@@ -44,6 +45,9 @@ from pipeline.watching.sessions import keys as session_keys
 from pipeline.watching.sessions.model import SessionModel
 from pipeline.watching.sessions.model import dump as dump_session_models
 from pipeline.watching.sessions.sampling import SessionSampler
+
+if TYPE_CHECKING:
+    from pipeline.models.fitting import TrainConfig
 
 # Percent after reading, and after fitting.
 _READ, _FIT = 10.0, 85.0
@@ -302,7 +306,7 @@ class Training:
         request = trainer.FitRequest(
             tokens=self.masks.tokens,
             mask_version=self.masks.version,
-            config=trainer.TrainConfig(),
+            config=self._config(),
             seed=self.settings.train.seed,
             out=self.registry.path(version),
             mode=self.mode,
@@ -332,6 +336,15 @@ class Training:
             raise TrainingFailed(f"the training of {version} ended without a model")
         self.registry.put(version)
         yield self.at(state=TrainingState.JUDGING, percent=_FIT, version=version, remaining_s=0.0)
+
+    def _config(self) -> "TrainConfig":
+        """How to fit the edition of the settings. Raises TrainingFailed for an encoder that is not usable."""
+        from pipeline.models import trainer
+
+        try:
+            return trainer.edition_config(self.settings.train.edition, self.settings.train.encoder)
+        except BadInput as exc:
+            raise TrainingFailed(str(exc)) from exc
 
     def answered(self, sample: sampling.TrainingSample) -> Generator[Status, None, pl.DataFrame]:
         """The lines that the model will answer, for the judge: the sample, or `stream` where there is one."""

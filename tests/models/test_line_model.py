@@ -17,12 +17,11 @@ from safetensors.torch import load_file, save_file
 from pipeline.errors import BadBundle
 from pipeline.models import bundle as bundles
 from pipeline.models import line as line_module
-from pipeline.models.config import ModelConfig, NetworkKind, model_config
+from pipeline.models.config import ModelConfig, model_config
 from pipeline.models.fitting import TrainConfig
 from pipeline.models.lexicon import rectangles
-from pipeline.models.line import LineModel, build_network
+from pipeline.models.line import LineModel
 from pipeline.models.threshold import Mode
-from pipeline.models.tokenizer import LineTokenizer
 from pipeline.models.trainer import FitRequest, fit
 from pipeline.records.verdict import pattern_ids
 
@@ -267,7 +266,7 @@ def test_a_tokenizer_with_ids_past_its_pieces_is_a_bad_bundle(bundle: Path, tmp_
         {"hidden": "many"},
         {"max_tokens": 64},
         {"kind": "oracle"},
-        {"kind": "masked"},
+        {"kind": "transformer"},
     ],
 )
 def test_a_configuration_that_does_not_fit_the_weights_is_a_bad_bundle(
@@ -280,46 +279,6 @@ def test_a_configuration_that_does_not_fit_the_weights_is_a_bad_bundle(
     (out / bundles.MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises(BadBundle):
         LineModel.load(out)
-
-
-@pytest.fixture
-def masked_bundle(bundle: Path, tmp_path: Path) -> Path:
-    """A bundle of a masked network."""
-    from pipeline.models import masked  # importing transformers takes seconds, in every process of a run
-
-    out = tmp_path / "old"
-    shutil.copytree(bundle, out)
-    tokenizer = LineTokenizer.from_file(out / bundles.TOKENIZER, tokens=TOKENS, max_tokens=128)
-    shape = {"hidden": 32, "layers": 1, "heads": 4, "feed_forward": 64, "groups": 4}
-    torch.manual_seed(0)
-    network = build_network(ModelConfig(kind=NetworkKind.MASKED, **shape), tokenizer.vocab_size)  # type: ignore[arg-type]
-    state = {k: v.contiguous() for k, v in network.state_dict().items() if k not in masked.TIED}
-    reseal(out, bundles.WEIGHTS, lambda p: save_file(state, p))
-    manifest = json.loads((out / bundles.MANIFEST).read_text(encoding="utf-8"))
-    manifest["config"]["model"] |= {"kind": "masked", **shape}
-    (out / bundles.MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
-    return out
-
-
-@pytest.mark.long
-def test_a_masked_network_is_loaded_and_read_in_groups(masked_bundle: Path) -> None:
-    model = LineModel.load(masked_bundle)
-    assert model.config.kind is NetworkKind.MASKED
-    rows = 0
-
-    def count(_module: Any, _args: Any, kwargs: dict[str, Any]) -> None:
-        nonlocal rows
-        rows += kwargs["input_ids"].shape[0]
-
-    hook = model.network.roberta_prelayernorm.register_forward_pre_hook(count, with_kwargs=True)
-    try:
-        found = model.score(["one two three four five six seven eight nine ten eleven twelve"])[0]
-    finally:
-        hook.remove()
-    assert rows == 4
-    assert found.surprisal > 0 and found.tokens > 0 and found.words
-    embedding = model.network.roberta_prelayernorm.embeddings.word_embeddings.weight
-    assert model.network.lm_head.decoder.weight.data_ptr() == embedding.data_ptr()
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(ModelConfig)])

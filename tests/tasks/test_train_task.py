@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -40,7 +41,7 @@ from pipeline.records.verdict import pattern_ids
 from pipeline.records.versions import Live
 from pipeline.redis.leases import TRAINING, Leases, granted
 from pipeline.service import trainings as training_service
-from pipeline.service.trainings import TrainingAsked
+from pipeline.service.trainings import TrainingAsked, request_training
 from pipeline.settings import Settings
 from pipeline.settings.train_source import TrainSource
 from pipeline.sinks.parquet import ParquetSink
@@ -168,6 +169,24 @@ def test_a_training_makes_a_model_that_is_judged_published_and_described(
     assert percents == sorted(percents)
     assert max(s.epoch for s in shown) > 0 and max(s.loss for s in shown) > 0
     assert free(context) and not context.trainings.due()
+
+
+def test_an_encoder_that_is_not_usable_fails_the_training_and_leaves_the_live_model(
+    context: Context, passing: None, tmp_path: Path
+) -> None:
+    store(context)
+    asked(context)
+    assert task.run(context) is None
+    live = now_live(context)
+    context.settings = context.settings.replace(model_edition="transformer", encoder=tmp_path / "absent")
+    request_id = asked(context)
+    why = f"encoder {tmp_path / 'absent'} is no directory; name one that save_pretrained has written"
+    assert task.run(context) == why
+    status = context.trainings.status(request_id)
+    assert (status.state, status.reason, status.retried_as) == (TrainingState.FAILED, why, "")
+    assert now_live(context) == live
+    with pytest.raises(BadInput, match="is no directory"):
+        request_training(context.client, context.settings, TrainingAsked(), by="test")
 
 
 def test_what_people_said_of_lines_is_used_in_the_next_training(

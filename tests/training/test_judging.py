@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from pipeline.models import bundle as bundles
+from pipeline.models.causal import CausalNetwork
 from pipeline.models.config import ModelConfig
 from pipeline.models.evidence import Evidence
 from pipeline.models.fitting import TrainConfig
-from pipeline.models.line import LineModel, build_network
+from pipeline.models.line import LineModel
 from pipeline.models.severity import severity_words
 from pipeline.models.threshold import Mode
 from pipeline.models.trainer import FitRequest, fit
@@ -108,7 +109,7 @@ def untrained(model: Examinee, seed: int = 0) -> Examinee:
     scorer = model.scorer
     assert isinstance(scorer, LineModel)
     torch.manual_seed(seed)
-    network = build_network(scorer.config, scorer.tokenizer.vocab_size)
+    network = CausalNetwork(scorer.config, scorer.tokenizer.vocab_size)
     made = LineModel(network, scorer.tokenizer, scorer.config, [], "cpu", novelty=Silent(), prior=Silent())
     return replace(model, version="damaged", scorer=made)
 

@@ -39,6 +39,7 @@ from pipeline.report.around import RECORDS, with_neighbours
 from pipeline.report.export import facts
 from pipeline.report.samples import first_records
 from pipeline.report.summary import run_summary
+from pipeline.service.trainings import check_encoder
 from pipeline.settings import Settings
 from pipeline.sinks.choose import parquet_of
 from pipeline.sources import files
@@ -75,6 +76,7 @@ def run(plan: RunPlan, settings: Settings, show: Show) -> RunOutcome:
     # Every refusal comes before anything is written.
     normal = NormalList.load(plan.normal, MaskSet.load(extra=settings.intake.masks))
     session_keys.user_patterns(settings.watch.session_keys)
+    check_encoder(settings)
     if settings.redis.url is None:
         find_server()
     else:
