@@ -28,6 +28,7 @@ from bench._triage_data import all_sets
 from bench._triage_run import Plan, run
 from bench.scoring import messages, sample
 from pipeline.drain.masking.mask_set import MaskSet
+from pipeline.errors import BadInput
 from pipeline.models import prior
 from pipeline.models.line import LineModel
 from pipeline.models.threshold import Mode
@@ -68,9 +69,10 @@ def measure(data: Path, args: argparse.Namespace) -> dict[str, Any]:
     if "speed" in parts:
         for name, speed in _speeds(data).items():
             values[name] |= speed
-        peer = values["nulog"]["lines_per_s"]
         for edition in EDITIONS:
-            values[edition]["ratio_to_nulog"] = peer and round(values[edition]["lines_per_s"] / peer, 1)
+            for ratio, what in (("ratio_to_nulog", "lines_per_s"), ("cpu_ratio_to_nulog", "lines_per_cpu_s")):
+                peer = values["nulog"][what]
+                values[edition][ratio] = peer and round(values[edition][what] / peer, 1)
     return values
 
 
@@ -147,6 +149,9 @@ class _Original:
     def _call(self, *more: str) -> dict[str, Any]:
         command = [os.environ["OPNI_PEERS_PYTHON"], str(_opni.FOLDER / "nulog_bench.py"), *more]
         command += ["--infer", str(self.infer), "--threads", "1", "--keep", str(self.folder)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode:
+            why = (done.stderr.strip().splitlines() or ["no reason"])[-1]
+            raise BadInput(f"Opni's inference ended with {done.returncode} ({why}); run its setup with torch")
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return answer

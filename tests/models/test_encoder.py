@@ -39,8 +39,8 @@ NORMAL = [
 TINY = replace(
     edition_config("transformer"),
     model=ModelConfig(kind=NetworkKind.TRANSFORMER, hidden=32, feed_forward=64, groups=3),
-    min_steps=150,
-    max_steps=150,
+    min_steps=120,
+    max_steps=120,
 )
 
 
@@ -169,7 +169,7 @@ def test_a_retrain_begins_with_the_weights_before(bundle: Path, tmp_path: Path) 
 @pytest.mark.long
 def test_a_pretrained_encoder_is_fine_tuned_and_stays_as_it_was(directory: Path, tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in directory.iterdir()}
-    config = replace(edition_config("transformer", directory), min_steps=60, max_steps=60, learning_rate=3e-3)
+    config = replace(edition_config("transformer", directory), min_steps=40, max_steps=40, learning_rate=3e-3)
     assert (config.model.kind, config.model.hidden, config.model.max_tokens) == (
         NetworkKind.PRETRAINED,
         32,

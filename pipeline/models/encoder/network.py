@@ -21,9 +21,10 @@ from pipeline.models.lexicon import Bools, EncodedLines, Ints, rectangles
 from pipeline.models.tokenizer import LineTokenizer, Specials
 
 _LOG_Z_WEIGHT: Final = 0.1  # of (log Z)^2 in the loss, as in models/causal.py
-# Ids per forward. Rows of one forward are K times the lines, and a core's cache is as large as ever.
+# Ids per K forwards. Batches of one forward are smaller than those of models/causal.py, whose layers run on
+# fewer places.
 _BATCH_TOKENS: Final = {"cpu": 1 << 13, "cuda": 1 << 17}
-_RECTANGLES: Final = 4
+_LOGITS: Final = 1 << 24  # of a softmax at once: 64 MiB
 
 Floats = npt.NDArray[np.float32]
 
@@ -37,7 +38,8 @@ class EncoderNetwork(nn.Module):
         self.specials = tokenizer.specials
         self.strides = config.groups
         self.normalised = config.kind is NetworkKind.TRANSFORMER
-        hidden = torch.ones(inner.get_input_embeddings().weight.shape[0], dtype=torch.bool)
+        self.vocab_size = int(inner.get_input_embeddings().weight.shape[0])
+        hidden = torch.ones(self.vocab_size, dtype=torch.bool)
         hidden[[*self.specials, *tokenizer.fixed]] = False
         self.register_buffer("may_hide", hidden, persistent=False)  # (V,)
 
@@ -87,10 +89,12 @@ class EncoderNetwork(nn.Module):
 def masked_surprisals(network: EncoderNetwork, lines: EncodedLines, device: torch.device) -> Floats:
     """Surprisal in nats of every scored piece, (N,) as in `lines.ids`; 0 for mask tokens."""
     out = np.zeros(len(lines.ids), dtype=np.float32)
-    room = _BATCH_TOKENS.get(device.type, _BATCH_TOKENS["cpu"])
+    room = _BATCH_TOKENS.get(device.type, _BATCH_TOKENS["cpu"]) // network.strides
+    if not network.normalised:
+        room = min(room, network.strides * _LOGITS // network.vocab_size)
     stride = strides(lines.scored, lines.start, network.strides)
     with torch.inference_mode():
-        for places, real in rectangles(lines.start, room // network.strides):
+        for places, real in rectangles(lines.start, room):
             ids = framed_rows(lines.ids[places], real, network.specials)
             which = np.where(real & lines.scored[places], stride[places], -1)
             for k in range(network.strides):

@@ -143,7 +143,7 @@ class Jobs:
             request_id, _ = request_training(
                 self.client, self.settings, TrainingAsked(workloads=found), by=BY, why="asked over NATS"
             )
-        except TrainingsFull as exc:
+        except (BadInput, TrainingsFull) as exc:
             self.log.warning("nats.not_trained", why=str(exc))
             return ""
         with answering():
