@@ -188,6 +188,13 @@ class Trainings:
         with answering():
             return int(self.client.zcount(self.keys.training_queue, "-inf", now_ms(self.client)))
 
+    def waited_s(self) -> float:
+        """How long the next one might have begun, 0 where none may."""
+        with answering():
+            found = self.client.zrange(self.keys.training_queue, 0, 0, withscores=True)
+            oldest = cast("list[tuple[bytes, float]]", found)
+            return max(0.0, (now_ms(self.client) - oldest[0][1]) / 1000) if oldest else 0.0
+
     def take(self, lease: Lease) -> tuple[Status, TrainingRequest] | None:
         """The next that may begin, for the holder of the training lease; None without either."""
         k = self.keys

@@ -46,6 +46,9 @@ from pipeline.training.training import Workplace
 NAME: Final = TASK_TRAIN
 # The wait for the GPU beyond the time that its holders have to give it back: longer than a quarantine.
 PATIENCE_S: Final = 60.0
+# A trainer without a GPU leaves a training to one with a GPU for so long: fifteen calls of the sweep, of
+# which the other one gets every second on average.
+GPU_FIRST_S: Final = 30.0
 # A process that gave the GPU back keeps its lock on this host until it has ended.
 LOCK_S: Final = 10.0
 # Attempts after faults that heal (a store that is down): more than after faults that kill the process.
@@ -57,7 +60,7 @@ def run(context: Context, *_: str) -> str | None:
 
     Returns why it failed, None when it did not.
     """
-    if not context.trainings.due():
+    if not context.trainings.due() or _left_to_gpu(context):
         return None
     try:
         floor = context.registry.newest_token()
@@ -79,6 +82,21 @@ def run(context: Context, *_: str) -> str | None:
     if context.trainings.due():
         context.submit.train()
     return why
+
+
+def _left_to_gpu(context: Context) -> bool:
+    """Whether a trainer without a GPU leaves the next training to one with a GPU, for a bounded time.
+
+    The sweep calls again every other second, and any trainer may answer. So the other one takes it soon."""
+    if context.profile.leased or context.trainings.waited_s() > GPU_FIRST_S:
+        return False
+    there = next((worker for worker in context.presence.live() if worker.role == "train-gpu"), None)
+    if there is None:
+        return False
+    context.presence.complain(
+        "train", f"a training is left to {there.name}, which has a GPU, for {GPU_FIRST_S:.0f} s at most"
+    )
+    return True
 
 
 def _train(context: Context, renewal: HeldLease, status: Status, request: TrainingRequest) -> str | None:

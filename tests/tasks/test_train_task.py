@@ -500,6 +500,30 @@ def test_while_another_trainer_holds_the_lease_nothing_is_taken(context: Context
     assert not periodic.revive(context), "a message lies there already"
 
 
+def test_a_trainer_without_a_gpu_leaves_a_training_for_a_while_to_one_with_a_gpu(context: Context) -> None:
+    request_id = asked(context)
+
+    def state() -> TrainingState:
+        return context.trainings.status(request_id).state
+
+    context.presence.beat(name="train-gpu@b", role="train-gpu", pid=1, queues=("train",))
+    assert task.run(context) is None and state() is TrainingState.QUEUED
+    trouble = context.presence.trouble()
+    assert trouble is not None
+    assert trouble.reason == "a training is left to train-gpu@b, which has a GPU, for 30 s at most"
+    queue = context.trainings.keys.training_queue
+    context.client.zincrby(queue, -1000 * task.GPU_FIRST_S, request_id)
+    assert context.trainings.waited_s() > task.GPU_FIRST_S
+    assert task.run(context) is not None and state() is TrainingState.FAILED  # there is nothing to learn from
+
+
+def test_a_trainer_without_a_gpu_takes_a_training_at_once_where_no_other_lives(context: Context) -> None:
+    request_id = asked(context)
+    context.presence.beat(name="train@b", role="train", pid=1, queues=("train",))
+    task.run(context)
+    assert context.trainings.status(request_id).state is TrainingState.FAILED
+
+
 def test_the_next_training_ends_the_one_whose_trainer_died_before_it(
     context: Context, settings: Settings, passing: None
 ) -> None:

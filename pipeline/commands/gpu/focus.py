@@ -11,8 +11,6 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final
 
 from pipeline.settings import Settings
-from pipeline.sinks.choose import usage_of
-from pipeline.sinks.usage import usage_charges
 
 # A cell that a spreadsheet would take for a formula: a program may name any tenant.
 _FORMULA: Final = re.compile(r"^[=+\-@\t\r]")
@@ -26,6 +24,9 @@ def csv_cell(text: str) -> str:
 
 def print_focus(settings: Settings, since: datetime | None, until: datetime | None) -> None:
     """One line for each day, tenant, model and kind. Raises StoreUnavailable, BadPayload."""
+    from pipeline.sinks.choose import usage_of  # a base install has no Polars, and asks an API
+    from pipeline.sinks.usage import usage_charges
+
     charges = usage_charges(usage_of(settings), since, until)
     writer = csv.DictWriter(sys.stdout, list(focus_charge({})), lineterminator="\n")
     writer.writeheader()
