@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Final
 
-from pipeline.errors import LeaseRefused
+from pipeline.errors import BadInput, LeaseRefused
 from pipeline.gpu.jobs import KEPT_S, JobState, PoolJob, PoolJobs, lost
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import LeaseState, PoolLease, PoolRequest
@@ -56,7 +56,7 @@ class JobKeeper:
         for job in live:
             try:
                 self._move(job, nodes)
-            except LeaseRefused as exc:
+            except (LeaseRefused, BadInput) as exc:  # of this job; the others go on
                 self._note(job, str(exc))
         if any(job.state is JobState.WAITING for job in live):
             self.pool.planner.poll()

@@ -62,8 +62,8 @@ ROLES: Final[dict[str, Role]] = {
     ),
     # A process of its own: it waits while the pipeline is full, and must not keep a stage from emptying it.
     "reader": Role(queues=(routing.QUEUE_BACKFILL,), tasks=(backfill,)),
-    # It only starts processes, which outlive it. Its queue is that of its node.
-    "gpu-jobs": Role(queues=(routing.QUEUE_JOBS,), tasks=(job,)),
+    # It only starts processes, which outlive it. Its queue has the name of its node (bootstrap.py).
+    "gpu-jobs": Role(queues=(), tasks=(job,)),
     # Besides the fit itself, whose time is a setting: reading a long history takes hours.
     "train": Role(queues=(routing.QUEUE_TRAIN,), tasks=(train,), pool="prefork", time_limit_s=6 * 3600),
     "train-gpu": Role(
