@@ -79,6 +79,7 @@ def test_every_setting_that_a_document_names_exists(path: Path) -> None:
         "memory_mib",
         "arrival_s",
         "duration_s",
+        "lines_per_s",
     }
     assert {span for span in spans(path) if unit.fullmatch(span)} <= names | others
 

@@ -4,8 +4,8 @@ only.
 Flower shows events, which Redis may lose: the ledger is for counting. It runs read-only, because its buttons
 would end supervised workers or revoke wake-ups that the sweeper sends again. `--read_only=False` on the
 command line enables the buttons; `logweir up` never does. On loopback it answers sessions and keys of the
-console (flower_access.py); with a login of its own it answers that alone. Off loopback it refuses to start
-without such a login. It writes nothing to disk, and its memory is bounded."""
+console (service/access/flower_gate.py); with a login of its own it answers that alone. Off loopback it
+refuses to start without such a login. It writes nothing to disk, and its memory is bounded."""
 
 import ast
 import contextlib
@@ -20,10 +20,10 @@ from pipeline.errors import BadInput
 from pipeline.logs import logger, set_up
 from pipeline.messages.app import make_app
 from pipeline.redis.connection import connect
+from pipeline.service.access.flower_gate import REALM, FlowerGate, FlowerRefusal
 from pipeline.settings import Settings
 from pipeline.workers import sockets
 from pipeline.workers.exits import exit_code
-from pipeline.workers.flower_access import REALM, FlowerGate, FlowerRefusal
 from pipeline.workers.tethered import tether
 
 REDIS_S: Final = 2.0  # a page waits no longer for an answer about its visitor
