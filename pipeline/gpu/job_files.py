@@ -57,9 +57,24 @@ def fetch_files(objects: Objects, job_id: str, name: str, files: JobFiles, to: P
                 raise BadBundle(f"{name} of job {job_id} is damaged in {objects.url}; submit it again")
         try:
             with tarfile.open(archive) as tar:
-                tar.extractall(to, filter="data")  # no link and no name leads out of the directory
+                _unpack(tar, to)
         except tarfile.TarError as exc:
             raise BadBundle(f"{name} of job {job_id} cannot be unpacked: {exc}") from exc
+
+
+def _unpack(tar: tarfile.TarFile, to: Path) -> None:
+    """No link and no name leads out of the directory. Raises TarError."""
+    if hasattr(tarfile, "data_filter"):
+        tar.extractall(to, filter="data")
+        return
+    # Python before 3.11.4 has no filters.
+    for member in tar:
+        if not (member.isfile() or member.isdir()):
+            raise tarfile.ExtractError(f"{member.name!r} is a link or a device; Python 3.11.4 unpacks links")
+        if not (to / member.name).resolve().is_relative_to(to.resolve()):
+            raise tarfile.ExtractError(f"{member.name!r} leads out of its directory")
+        member.mode = (member.mode | 0o600 | (0o100 if member.isdir() else 0)) & 0o755
+        tar.extract(member, to, numeric_owner=True)
 
 
 def sweep_job_files(objects: Objects, known: Collection[str]) -> int:

@@ -15,13 +15,22 @@ from pipeline.errors import BadPayload, StoreUnavailable, TooNew
 from pipeline.logs import logger
 from pipeline.records.wire import Codec
 from pipeline.store.objects import Objects
-from pipeline.training.documents import Place
 from pipeline.training.sampling import SamplerState
 
 PREFIX: Final = "trainings/"
 EVERY_S: Final = 15.0
 SHARE: Final = 0.1  # of the time of reading that checkpoints may take
 FORGOTTEN_S: Final = 7 * 86_400.0  # a retry pauses for an hour at most
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Behind the documents that were read: sort values of the last one, and those that have the same."""
+
+    after: list[int]
+    there: list[tuple[str, str]]  # (index, id)
+    formats: list[str] = msgspec.field(default_factory=list)  # of the messages
+    documents: int = 0
+    without_message: int = 0
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):

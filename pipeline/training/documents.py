@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-import msgspec
 import polars as pl
 
 from pipeline.controller.watchlist import covers
@@ -27,19 +26,10 @@ from pipeline.sources import formats
 from pipeline.sources.documents import document_workload_name, text_of, value_at
 from pipeline.sources.framing import MAX_RECORD_BYTES, split_text
 from pipeline.sources.times import read_times
+from pipeline.training.checkpoints import Place
 
 SAMPLE: Final = 2_000  # messages whose formats are looked for
 MANY: Final = 100_000  # documents without a message, after which there is none to expect
-
-
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Behind the documents that were read: sort values of the last one, and those that have the same."""
-
-    after: list[int]
-    there: list[tuple[str, str]]  # (index, id)
-    formats: list[str] = msgspec.field(default_factory=list)  # of the messages
-    documents: int = 0
-    without_message: int = 0
 
 
 @dataclass(slots=True)

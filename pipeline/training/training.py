@@ -38,8 +38,7 @@ from pipeline.settings import Settings
 from pipeline.sinks.choose import kind_of, parquet_of
 from pipeline.store.choose import open_store
 from pipeline.training import judging, sampling
-from pipeline.training.checkpoints import Checkpoints
-from pipeline.training.documents import DocumentReader, Place, count_documents
+from pipeline.training.checkpoints import Checkpoints, Place
 from pipeline.training.holdout import HeldOut, split
 from pipeline.watching.sessions import keys as session_keys
 from pipeline.watching.sessions.model import SessionModel
@@ -48,6 +47,7 @@ from pipeline.watching.sessions.sampling import SessionSampler
 
 if TYPE_CHECKING:
     from pipeline.models.fitting import TrainConfig
+    from pipeline.training.documents import DocumentReader
 
 # Percent after reading, and after fitting.
 _READ, _FIT = 10.0, 85.0
@@ -70,9 +70,10 @@ class StoredLines:
         else:
             yield from self._results()
 
-    def reader(self, place: Place | None = None) -> DocumentReader:
+    def reader(self, place: Place | None = None) -> "DocumentReader":
         """Of the documents, behind a place."""
         from pipeline.opensearch import client
+        from pipeline.training.documents import DocumentReader
 
         opened = client.opensearch_client(self.settings, reading=True)
         return DocumentReader(opened, self.query, place, zone=self.settings.intake.time_zone)
@@ -90,6 +91,7 @@ class StoredLines:
         """Roughly how many records there are; 0 where only reading could tell."""
         if self.query.documents is not None:
             from pipeline.opensearch import client
+            from pipeline.training.documents import count_documents
 
             return count_documents(client.opensearch_client(self.settings, reading=True), self.query)
         if self.query.store == "parquet":

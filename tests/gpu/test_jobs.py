@@ -2,10 +2,12 @@
 one store."""
 
 import contextlib
+import io
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,6 +24,7 @@ from polling import wait_until
 from pool_devices import put_devices
 
 from pipeline.errors import BadInput
+from pipeline.gpu import job_files
 from pipeline.gpu.job_keeper import JobKeeper
 from pipeline.gpu.jobs import KEPT_BYTES, JobState, PoolJob, PoolJobs
 from pipeline.gpu.pool import Pool
@@ -144,6 +147,36 @@ def test_the_end_of_an_output_is_kept_and_its_bytes_keep_their_numbers(keeping: 
     assert (first, kept) == (len(whole) - KEPT_BYTES, whole[-KEPT_BYTES:])
     assert jobs.read("one", len(whole) - 7) == (len(whole) - 7, whole[-7:])
     assert jobs.read("none", 0) == (0, b"")
+
+
+@pytest.mark.parametrize("filters", [True, False])
+def test_an_archive_writes_nothing_outside_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filters: bool
+) -> None:
+    if not filters:  # as Python before 3.11.4
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+
+    def unpacked(name: str, link: str = "") -> Path:
+        archive, to = io.BytesIO(), tmp_path / "deep" / "to"
+        with tarfile.open(fileobj=archive, mode="w") as tar:
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = (0, 0o644) if link else (4, 0o6755)
+            if link:
+                member.type, member.linkname = tarfile.SYMTYPE, link
+            tar.addfile(member, io.BytesIO(b"made"))
+        archive.seek(0)
+        to.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(fileobj=archive) as tar:
+            job_files._unpack(tar, to)
+        return to / name
+
+    made = unpacked("bin/run")
+    assert made.read_bytes() == b"made" and made.stat().st_mode & 0o7777 == 0o755
+    for name, link in (("../../out", ""), ("link", "../../../etc"), ("/abs/../../../../out", "")):
+        with contextlib.suppress(tarfile.TarError):
+            unpacked(name, link)
+    assert {path.name for path in tmp_path.rglob("*")} - {"deep", "to", "bin", "run"} <= {"abs", "out"}
+    assert not (tmp_path / "out").exists() and not (tmp_path / "deep" / "out").exists()
 
 
 # Two nodes

@@ -26,7 +26,8 @@ from pipeline.store.choose import open_store
 from pipeline.training import checkpoints as module
 from pipeline.training import documents as reading
 from pipeline.training.checkpoints import Checkpoints
-from pipeline.training.documents import DocumentReader, Place, count_documents
+from pipeline.training.checkpoints import Place
+from pipeline.training.documents import DocumentReader, count_documents
 from pipeline.training.sampling import Sampler
 
 BEGIN = datetime(2026, 11, 20, 10, tzinfo=UTC)

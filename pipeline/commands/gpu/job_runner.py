@@ -85,6 +85,14 @@ class Outcome:
         return replace(job, state=JobState.FAILED, why=why)
 
 
+def _fault(exc: Exception) -> str:
+    """An error in words. One that nobody foresaw has its kind, and its traceback in the log of the node."""
+    if isinstance(exc, LogweirError | OSError):
+        return str(exc)
+    logger().exception("gpu.job_failed", exc_info=exc)
+    return f"{type(exc).__name__}: {exc}"
+
+
 class JobRun:
     """One attempt of a job. A thread reports meanwhile that this process lives."""
 
@@ -116,16 +124,16 @@ class JobRun:
     def _outcome(self) -> Outcome:
         try:
             self._prepare()
-        except (LogweirError, OSError) as exc:
-            return self._unused(f"node {self.job.node} could not prepare it: {exc}")
+        except Exception as exc:  # noqa: BLE001 - else the job would be tried for ever
+            return self._unused(f"node {self.job.node} could not prepare it: {_fault(exc)}")
         started = self.jobs.change(self.job.job_id, self._claim)
         if started is None or started.cancel:
             return self._unused("it was taken back before it began")
         try:
             with self._captured():
                 outcome = self._program()
-        except (LogweirError, OSError) as exc:
-            return Outcome(failed=f"node {self.job.node} could not run it: {exc}")
+        except Exception as exc:  # noqa: BLE001 - as above
+            return Outcome(failed=f"node {self.job.node} could not run it: {_fault(exc)}")
         try:
             return replace(outcome, results=self._results())
         except (LogweirError, OSError) as exc:

@@ -435,10 +435,9 @@ def test_the_log_of_events_is_read_in_pages_and_followed(asked: Asked) -> None:
     assert page["events"][0]["time"].endswith("Z") and page["events"][0]["data"] == {"version": "m1"}
     assert [one.id for one in asked.client.event_log(limit=2, types=["model.live"]).events] == ids[2:]
     assert asked.ask("/api/v1/events/log?type=modle").status == 400
-    assert (
-        asked.ask("/api/v1/events/log", key=asked.new_key("of-events", "read", only=("shop/*",))).status
-        == 403
-    )
+    limited = asked.new_key("of-events", "read", only=("shop/*",))
+    assert asked.ask("/api/v1/events/log", key=limited).status == 403
+    assert asked.ask("/api/v1/keys/of-events", "DELETE").status == 200
     headers = {"Authorization": f"Bearer {asked.key}", "Last-Event-ID": ids[2]}
     with closing(http.client.HTTPConnection(asked.url.removeprefix("http://"), timeout=30)) as connection:
         connection.request("GET", "/api/v1/events/log?follow=true&type=model.*", headers=headers)
@@ -588,6 +587,7 @@ def test_the_specification_is_the_one_in_the_repository(asked: Asked) -> None:
 SPECIFICATION = (
     schemathesis.openapi.from_dict(specified_app().openapi())
     .exclude(path="/api/v1/events")
+    .exclude(path="/api/v1/events/log")  # with `follow`
     .exclude(path="/api/v1/trainings", method="POST")
     .exclude(path_regex="/api/v1/keys")
 )

@@ -41,10 +41,11 @@ ONE_THING: Final = {
     "/patterns": "/patterns/T",
     "/lines": "/lines/",
     "/sessions": "/sessions/",
+    "/rates": "/units",
 }
 # Pages of the navigation where lines of senders are to be seen.
 SHOWS_LINES: Final = (
-    "/", "/incidents", "/patterns?since=6h", "/lines", "/patterns/T2?since=6h", "/pipeline", "/compare", "/rates", "/learning",
+    "/", "/incidents", "/patterns?since=6h", "/lines", "/patterns/T2?since=6h", "/pipeline", "/compare", "/rates", "/units?by=workload", "/learning",
 )  # fmt: skip
 # The dark theme has other colours and nothing else.
 COLOURS: Final = ("color-contrast", "link-in-text-block")

@@ -193,6 +193,8 @@ def put_dead_batches(place: Place, *ids: str) -> None:
         ("/rates?workload=shop/web", ("The course of shop/web", "data-high=", "; usual: ")),
         ("/rates?workload=shop/db", ("The course of shop/db", "No band")),
         ("/rates?since=2025-01-01&until=2025-01-02", ("No line of the last", "show that day")),
+        ("/units?by=workload", ("Which unit is sick?", "shop/web", "shop/db", "2 units")),
+        ("/units?since=2025-01-01&until=2025-01-02", ("No line of this span names a service", "show that day")),
         ("/sessions", ("No odd session", "block ids of HDFS")),
         (f"/sessions?key={TRACE}", ("4 records in 1 workload", "No verdict is stored", TRACE, "nearest normal session of shop/db", "missing", "60 learnt sessions")),
         ("/sessions?key=nothing-has-it", ("No stored record of the last 7d holds",)),
@@ -274,6 +276,7 @@ def test_log_text_is_shown_as_text(local: Person) -> None:
     ("path", "status", "words"),
     [
         ("/compare?a=yesterday", 400, "neither a span nor a time"),
+        ("/units?since=1h&normal=1m", 400, "not after"),
         ("/sessions?key=ab", 400, "characters"),
         ("/rates?since=1h&until=2h", 400, "not after"),
         ("/learning/promote?version=nothing", 404, "there is no model"),
@@ -427,7 +430,7 @@ def test_an_incident_of_rates_has_a_page(local: Person) -> None:
 
 
 def test_every_link_of_a_page_leads_somewhere(local: Person) -> None:
-    paths = ("/compare", "/rates", "/sessions", "/learning", "/pipeline", "/gpu", "/send")
+    paths = ("/compare", "/rates", "/units", "/sessions", "/learning", "/pipeline", "/gpu", "/send")
     found = {link for path in paths for link in re.findall(r'href="(/[^"#]*)', local.page(path))}
     wanted = {link.replace("&amp;", "&") for link in found if not link.startswith("/static")}
     one_each = {re.sub(r"=[^&]*", "=", link): link for link in sorted(wanted)}

@@ -26,6 +26,7 @@ from pipeline.workers.api.console import (
     sending,
     sessions,
     silences,
+    units,
 )
 from pipeline.workers.api.console.doors import ConsoleRoute, cookie_name, failure_page, sees
 from pipeline.workers.api.console.views import STATIC, Visitor, keep_session, render, static_file
@@ -33,7 +34,7 @@ from pipeline.workers.api.problems import AskRefused
 
 ROUTERS: Final = (
     now.router, incidents.router, patterns.router, lines.router, decisions.router, compare.router, rates.router,
-    sessions.router, learning.router, operating.router, plant.router, gpus.router, sending.router, silences.router,
+    units.router, sessions.router, learning.router, operating.router, plant.router, gpus.router, sending.router, silences.router,
 )  # fmt: skip
 router: Final = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
 _YEAR: Final = "public, max-age=31536000, immutable"

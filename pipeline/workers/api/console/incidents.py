@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
@@ -12,7 +13,7 @@ from pipeline.errors import NotFound
 from pipeline.records.batch import utc_now
 from pipeline.service.lines import stored_lines
 from pipeline.service.questions import LinesAsked, asked_moment, template_number
-from pipeline.service.values import CauseView, IncidentState, Line, MarkView
+from pipeline.service.values import CauseView, IncidentState, IncidentView, Line, MarkView
 from pipeline.settings import Settings
 from pipeline.sinks.answers.answers import Answers
 from pipeline.workers.api.asking import api_of
@@ -20,6 +21,7 @@ from pipeline.workers.api.console.asks import IncidentRow, shared_page, the_inci
 from pipeline.workers.api.console.charts import CauseLane
 from pipeline.workers.api.console.doors import ConsoleRoute, sees
 from pipeline.workers.api.console.views import Visitor, render
+from pipeline.workers.api.console.words import iso_time
 
 router: Final = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
 See = Annotated[Visitor, Depends(sees())]
@@ -109,8 +111,19 @@ async def incident_page(request: Request, visitor: See, name: str) -> Response:
     return render(
         request, visitor, "incident.html",
         row=row, incident=incident, causes=causes, like=like, before=before,
-        likely=incident.causes[0], states=IncidentState,
+        likely=incident.causes[0], states=IncidentState, units=_units_link(incident),
     )  # fmt: skip
+
+
+def _units_link(incident: IncidentView) -> str:
+    """Of the page that ranks the workloads of an incident, or what is within its only one."""
+    several = len(incident.workloads) > 1
+    words = {
+        "by": "workload" if several else "host",
+        "since": iso_time(incident.first),
+        "until": iso_time(incident.last + timedelta(minutes=1)),  # at least so long a span
+    }
+    return f"/units?{urlencode(words if several else words | {'workload': incident.workloads[0]})}"
 
 
 def _is(row: IncidentRow, wanted: Wanted) -> bool:
