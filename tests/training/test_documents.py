@@ -25,8 +25,7 @@ from pipeline.sources.documents import Layout, SourceDocument, document_workload
 from pipeline.store.choose import open_store
 from pipeline.training import checkpoints as module
 from pipeline.training import documents as reading
-from pipeline.training.checkpoints import Checkpoints
-from pipeline.training.checkpoints import Place
+from pipeline.training.checkpoints import Checkpoints, Place
 from pipeline.training.documents import DocumentReader, count_documents
 from pipeline.training.sampling import Sampler
 

@@ -42,6 +42,9 @@ _TYPES: Final = {
     pl.List: "VARCHAR[]",
 }
 
+KEPT: Final = "kept_message"
+SEARCHED: Final = (KEPT, MESSAGE_AT)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFile:
@@ -159,16 +162,27 @@ class Engine:
                 self._connection.execute(f"DROP TABLE IF EXISTS {self._tables.pop()}")
 
     def view(
-        self, name: str, files: Sequence[RowFile], schema: Mapping[str, Any], *, numbered: bool = False
+        self,
+        name: str,
+        files: Sequence[RowFile],
+        schema: Mapping[str, Any],
+        *,
+        numbered: bool = False,
+        searched: bool = False,
     ) -> None:
         """Gives the rows of these files a name, in the columns of `schema`; without files it has no rows.
 
-        `numbered` adds the columns `file` and `row`, which name a row."""
+        `numbered` adds the columns `file` and `row`, which name a row. `searched` adds those of SEARCHED: the
+        message where it is kept, and where it begins in the raw text if it is the end of that."""
         self._files[name] = list(files)
         sources: list[tuple[str, str, str]] = []  # the columns, the number of the file, and its rows
         count = 0
         for elided in (False, True):
             columns = ", ".join(_column(column, elided=elided) for column in schema)
+            if searched:
+                columns += (
+                    f', "message" AS {KEPT}, {MESSAGE_AT if elided else "NULL::UINTEGER"} AS {MESSAGE_AT}'
+                )
             some = [file for file in files if file.elided is elided]
             intact = [_text(file.path) for file in some if not file.dropped]
             if intact:
@@ -185,6 +199,7 @@ class Engine:
             columns = ", ".join(
                 f'NULL::{_TYPES[_kind(kind)]} AS "{column}"' for column, kind in schema.items()
             )
+            columns += f", NULL::VARCHAR AS {KEPT}, NULL::UINTEGER AS {MESSAGE_AT}" if searched else ""
             sources = [(columns, "0", "(SELECT 0 AS file_row_number) WHERE false")]
         place = ", {} AS file, file_row_number AS row" if numbered else ""
         every = " UNION ALL ".join(
@@ -239,9 +254,14 @@ def one_of(column: str, values: Sequence[object], parameters: dict[str, object])
     return f'"{column}" IN ({", ".join(f"${name}" for name in names)})' if names else "false"
 
 
+def cut_message(kept: str) -> str:
+    """A message from this column, or from the end of its raw text."""
+    return f'coalesce("{kept}", substr("raw", {MESSAGE_AT} + 1))'
+
+
 def _column(name: str, *, elided: bool) -> str:
     if elided and name == "message":
-        return f'coalesce("message", substr("raw", {MESSAGE_AT} + 1)) AS "message"'
+        return f'{cut_message("message")} AS "message"'
     return f'"{name}"'
 
 

@@ -8,8 +8,9 @@ import polars as pl
 from pipeline.records.result_query import ResultQuery
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.sinks.answers.around import blocks_of
-from pipeline.sinks.answers.engine import Engine, RowFile, one_of
+from pipeline.sinks.answers.engine import KEPT, SEARCHED, Engine, RowFile, cut_message, one_of
 from pipeline.sinks.manifest import Part
+from pipeline.sinks.part_files import MESSAGE_AT
 from pipeline.units import epoch_us
 
 FIRST_PARTS: Final = 2  # of the first screen; each further group has twice as many
@@ -40,9 +41,9 @@ def newest_lines(
                 if group[0].last_us < since:
                     break
             within, bounds = _within(group, since, until)
-            engine.view("lines", files_of(group), RESULT_SCHEMA)
+            engine.view("lines", files_of(group), RESULT_SCHEMA, searched=True)
             some = engine.rows(
-                f"SELECT * FROM lines WHERE {' AND '.join([*wanted, *within])} "
+                f"SELECT * EXCLUDE ({', '.join(SEARCHED)}) FROM lines WHERE {' AND '.join([*wanted, *within])} "
                 f"ORDER BY {order} DESC, record_id DESC LIMIT $limit",
                 parameters | bounds | {"limit": query.limit},
                 schema=RESULT_SCHEMA,
@@ -64,7 +65,7 @@ def matching_lines(
     within, bounds = _within(parts, since, until)
     columns = ", ".join(f'"{name}"' for name in names)
     with engine.question():
-        engine.view("lines", files_of(parts), RESULT_SCHEMA)
+        engine.view("lines", files_of(parts), RESULT_SCHEMA, searched=True)
         return engine.rows(
             f"SELECT {columns} FROM lines WHERE {' AND '.join([*wanted, *within])}",
             parameters | bounds,
@@ -95,14 +96,41 @@ def _conditions(query: ResultQuery) -> tuple[list[str], dict[str, object]]:
         )
         parameters |= {"before_us": epoch_us(query.before[0]), "before_id": query.before[1]}
     if query.text is not None:
-        # Lower case is three fifths of the work, and numbers and addresses have none.
-        cased = query.text.lower() != query.text.upper()
-        wanted.append(f"contains({'lower(message), lower($text)' if cased else 'message, $text'})")
-        parameters["text"] = query.text
+        wanted.append(_has_text(query.text, parameters))
     if query.key is not None:
-        wanted.append("(contains(message, $key) OR contains(raw, $key))")
+        wanted.append(
+            f"CASE WHEN {MESSAGE_AT} IS NOT NULL THEN contains(raw, $key) "
+            f"ELSE contains({KEPT}, $key) OR contains(raw, $key) END"
+        )
         parameters["key"] = query.key
     return wanted, parameters
+
+
+def _has_text(text: str, parameters: dict[str, object]) -> str:
+    """The condition that a message has this text, in upper or lower case.
+
+    Most messages are the end of their raw text and are cut from it, which takes longer than to read it; lower
+    case takes as long again. So raw texts without it are left out first: by an expression of RE2, which needs
+    no lower case, where the text is ASCII. The columns are those of the files: what a view makes of them is
+    made of every row before."""
+    parameters["text"] = text
+    message = cut_message(KEPT)
+    if text.lower() == text.upper():  # numbers and addresses have no case
+        found, in_raw = f"contains({message}, $text)", "contains(raw, $text)"
+    else:
+        found = f"contains(lower({message}), lower($text))"
+        if not text.isascii() or "\0" in text:
+            return found
+        parameters["text_pattern"] = "(?i)" + "".join(map(_in_any_case, text))
+        in_raw = "regexp_matches(raw, $text_pattern)"
+    return f"CASE WHEN {MESSAGE_AT} IS NOT NULL AND NOT {in_raw} THEN false ELSE {found} END"
+
+
+def _in_any_case(char: str) -> str:
+    """A character of ASCII for RE2, whose folding knows all letters but one with its lower case there."""
+    if char in "iI":
+        return "[iİ]"
+    return char if char.isalnum() else f"\\x{{{ord(char):x}}}"
 
 
 def _within(
