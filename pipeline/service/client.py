@@ -299,6 +299,15 @@ class Client:
         """Who may use the pool (`tenants`), and after how many seconds use counts half (`half_life_s`)."""
         return self._get("/gpu/tenants", dict[str, Any])
 
+    def gpu_jobs(self) -> list[dict[str, Any]]:
+        """Jobs that ended lately, then those that live; their commands for a key with the scope `operate`."""
+        return self._get("/gpu/jobs", list[dict[str, Any]])
+
+    def gpu_job_output(self, job: str, since: int = 0) -> dict[str, Any]:
+        """The kept output of a job from byte `since` on (`output`, in base64), where it goes on (`next`), and
+        whether the job has ended. The key needs the scope `operate`. Raises NotFound."""
+        return self._get(f"/gpu/jobs/{quote(job, safe='')}/output", dict[str, Any], _query(since=since))
+
     def gpu_usage(self, by: UsageColumn, since: datetime | None, until: datetime | None) -> UsageView:
         """Hours of ended leases."""
         return self._get("/gpu/usage", UsageView, _query(by=by, since=since, until=until))

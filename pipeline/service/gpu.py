@@ -1,5 +1,6 @@
 """The GPU pool and its use, for people and for programs of other machines."""
 
+from base64 import b64encode
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -7,11 +8,13 @@ from typing import Any
 import redis
 
 from pipeline.errors import BadInput, LeaseRefused, NotFound
-from pipeline.gpu.policy.explain import device_views, why_it_waits
+from pipeline.gpu.jobs import ENDED, PoolJob, PoolJobs
+from pipeline.gpu.policy.explain import device_views, wanted, why_it_waits
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import Need, PoolLease, PoolRequest, scoring_need
 from pipeline.messages.routing import QUEUE_GPU, GpuView, route
 from pipeline.observe.presence import Presence
+from pipeline.redis.connection import now_ms
 from pipeline.service.access.audit import record_change
 from pipeline.service.questions import UsageColumn
 from pipeline.service.values import CanInfer, UsageView
@@ -107,3 +110,50 @@ def _unknown(lease_id: str, token: int, *, known: bool) -> BadInput:
     return NotFound(
         f"there is no lease {lease_id[:80]!r} (any more); `logweir gpu leases` shows those that live"
     )
+
+
+def job_facts(job: PoolJob, now: int) -> dict[str, Any]:
+    """One job, JSON-ready. `now`: of the Redis clock, in milliseconds; times in seconds."""
+    return {
+        "job": job.job_id,
+        "state": job.state,
+        "why": job.why,
+        "user": job.user,
+        "tenant": job.need.tenant,
+        "node": job.node,
+        "needs": wanted(job.need),
+        "command": list(job.command),
+        "attempt": job.attempt,
+        "retries": job.retries,
+        "exit_code": job.exit_code,
+        "lease": job.lease_id,
+        "results": None if job.results is None else job.results.size,
+        "age_s": (now - job.submitted_ms) / 1000 if job.submitted_ms else 0.0,
+        "ran_s": ((job.ended_ms or now) - job.started_ms) / 1000 if job.started_ms else None,
+    }
+
+
+def job_rows(client: "redis.Redis", settings: Settings) -> list[dict[str, Any]]:
+    """Those that ended lately, then those that live, each the oldest first. Raises RedisUnavailable."""
+    jobs, now = PoolJobs(client, settings), now_ms(client)
+    return [job_facts(job, now) for job in (*jobs.ended(), *jobs.live())]
+
+
+def job_output(client: "redis.Redis", settings: Settings, job_id: str, since: int) -> dict[str, Any]:
+    """The kept output from byte `since` on, in base64. `first` is the number of its first byte; `ended` says
+    that no more comes. Raises NotFound, RedisUnavailable."""
+    jobs = PoolJobs(client, settings)
+    job = jobs.find(job_id)
+    if job is None:
+        raise NotFound(f"there is no job {job_id[:80]!r}; `logweir gpu jobs` shows those there are")
+    ended = job.state in ENDED  # before reading: what comes with the end is read then
+    first, output = jobs.read(job_id, since)
+    return {
+        "job": job_id,
+        "state": job.state,
+        "why": job.why,
+        "ended": ended,
+        "first": first,
+        "next": first + len(output),
+        "output": b64encode(output).decode(),
+    }

@@ -18,7 +18,7 @@ from pipeline.records.batch import utc_now
 from pipeline.redis.connection import connect
 from pipeline.service.access.audit import read_audit
 from pipeline.service.dead_letters import chosen_letters, read_dead_batch, read_dead_letters
-from pipeline.service.gpu import read_usage
+from pipeline.service.gpu import job_output, job_rows, read_usage
 from pipeline.service.incidents import read_incident, read_incidents, silences_in_use
 from pipeline.service.lines import around_line, stored_lines, stored_patterns, stored_rates
 from pipeline.service.marks import read_marks
@@ -208,6 +208,14 @@ class Local:
         """As the protocol says."""
         snapshot = Pool(self.client, self.settings).snapshot()
         return {"tenants": tenant_rows(snapshot), "half_life_s": snapshot.half_life_s}
+
+    def gpu_jobs(self) -> list[dict[str, Any]]:
+        """As the protocol says."""
+        return job_rows(self.client, self.settings)
+
+    def gpu_job_output(self, job: str, since: int = 0) -> dict[str, Any]:
+        """As the protocol says."""
+        return job_output(self.client, self.settings, job, since)
 
     def gpu_usage(self, by: UsageColumn, since: datetime | None, until: datetime | None) -> UsageView:
         """As the protocol says."""

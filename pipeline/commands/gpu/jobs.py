@@ -1,38 +1,32 @@
-"""`logweir gpu submit|jobs|logs|cancel|wait`: programs that run where they get a lease.
+"""`logweir gpu submit|cancel|wait`: programs that run where they get a lease.
 
 Every verb reads and changes records in Redis alone, so it may end, or be killed, at any time.
 """
 
 import argparse
 import re
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from rich.table import Table
-
-from pipeline.commands.common import cell, err, out, print_json, printable
+from pipeline.commands.common import out, print_json, printable
+from pipeline.commands.gpu.job_view import POLL_S, job_remark
 from pipeline.commands.gpu.request import LATER, need_of, request_name, seconds_of, user
 from pipeline.errors import BadInput
 from pipeline.gpu.job_files import RESULTS, UPLOAD, fetch_files, put_files
 from pipeline.gpu.jobs import ENDED, JobState, PoolJob, PoolJobs
 from pipeline.gpu.node.enforce import VARIABLES
-from pipeline.gpu.policy.explain import wanted
 from pipeline.gpu.pool import Pool
 from pipeline.redis.connection import now_ms
+from pipeline.service.gpu import job_facts
 from pipeline.settings import Settings
 from pipeline.store.choose import open_store
-from pipeline.units import seconds
 
-POLL_S: Final = 0.5
 LONGEST_NAME: Final = 56  # the number of a try follows
 MOST_RETRIES: Final = 100
 MOST_TEXT: Final = 64 * 1024  # characters of a command and its variables: each is in a record of Redis
 VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
-# A terminal acts on other control characters of a program's output.
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def main(args: argparse.Namespace, pool: Pool, settings: Settings) -> int:
@@ -40,10 +34,6 @@ def main(args: argparse.Namespace, pool: Pool, settings: Settings) -> int:
     match args.action:
         case "submit":
             return _submit(args, pool, jobs, settings)
-        case "jobs":
-            return _list(args, jobs)
-        case "logs":
-            return _logs(args, jobs)
         case "cancel":
             return _cancel(args, jobs, settings)
         case _:
@@ -65,7 +55,7 @@ def _submit(args: argparse.Namespace, pool: Pool, jobs: PoolJobs, settings: Sett
     jobs.submit(job)
     record_change(pool.client, settings, by=user_of_machine(), action="gpu.submit", target=job.job_id)
     if args.json:
-        print_json(_facts(job, now_ms(pool.client)))
+        print_json(job_facts(job, now_ms(pool.client)))
     else:
         out().print(job.job_id, markup=False, soft_wrap=True)
     return 0
@@ -109,41 +99,6 @@ def _job_of(args: argparse.Namespace, pool: Pool) -> PoolJob:
     )
 
 
-def _list(args: argparse.Namespace, jobs: PoolJobs) -> int:
-    now = now_ms(jobs.client)
-    found = [*jobs.ended(), *jobs.live()]
-    if args.json:
-        print_json([_facts(job, now) for job in found])
-        return 0
-    if not found:
-        out().print("no jobs; `logweir gpu submit` makes one", markup=False)
-        return 0
-    table = Table("job", "state", "node", "age", "user", "needs", "because", box=None, pad_edge=False)
-    for job in found:
-        age = seconds((now - job.submitted_ms) / 1000)
-        table.add_row(*map(cell, (job.job_id, job.state, job.node, age, job.user, wanted(job.need), job.why)))
-    out().print(table)
-    return 0
-
-
-def _logs(args: argparse.Namespace, jobs: PoolJobs) -> int:
-    job, at = _known(jobs, args.job), 0
-    while True:
-        ended = job.state in ENDED  # before reading: what comes with the end is read then
-        first, output = jobs.read(job.job_id, at)
-        if first > at:
-            _remark(f"the first {first - at:,} bytes of the output are no longer kept")
-        _show(output)
-        at = first + len(output)
-        if ended or not args.follow:
-            break
-        time.sleep(POLL_S)
-        job = _known(jobs, args.job)
-    if args.follow and job.why:
-        _remark(f"{job.job_id} {job.state}: {job.why}")
-    return 0
-
-
 def _cancel(args: argparse.Namespace, jobs: PoolJobs, settings: Settings) -> int:
     from pipeline.service.access.audit import record_change, user_of_machine
 
@@ -166,25 +121,21 @@ def _wait(args: argparse.Namespace, jobs: PoolJobs, settings: Settings) -> int:
     end = None if args.timeout is None else time.monotonic() + seconds_of("--timeout", args.timeout, 0.0)
     while (job := _known(jobs, args.job)).state not in ENDED:
         if end is not None and time.monotonic() >= end:
-            _remark(f"{job.job_id} is {job.state} after {args.timeout}{f': {job.why}' if job.why else ''}")
+            job_remark(f"{job.job_id} is {job.state} after {args.timeout}{f': {job.why}' if job.why else ''}")
             return LATER
         time.sleep(POLL_S)
     if args.results is not None and job.results is not None:
         store = open_store(settings.data.store)
         fetch_files(store, job.job_id, RESULTS, job.results, Path(args.results))
     elif args.results is not None:
-        _remark(f"{job.job_id} left no results")
+        job_remark(f"{job.job_id} left no results")
     if args.json:
-        print_json(_facts(job, now_ms(jobs.client)))
+        print_json(job_facts(job, now_ms(jobs.client)))
     elif job.why:
-        _remark(f"{job.job_id} {job.state}: {job.why}")
+        job_remark(f"{job.job_id} {job.state}: {job.why}")
     if job.state is JobState.SUCCEEDED:
         return 0
     return (job.exit_code or 1) if job.state is JobState.FAILED else LATER
-
-
-def _remark(words: str) -> None:
-    err().print(f"logweir: {printable(words)}", markup=False, soft_wrap=True)
 
 
 def _known(jobs: PoolJobs, job_id: str) -> PoolJob:
@@ -192,33 +143,3 @@ def _known(jobs: PoolJobs, job_id: str) -> PoolJob:
     if job is None:
         raise BadInput(f"there is no job {job_id!r}; `logweir gpu jobs` shows those there are")
     return job
-
-
-def _show(output: bytes) -> None:
-    """The bytes as they are for a program, without control characters for a terminal."""
-    if sys.stdout.isatty():
-        sys.stdout.write(_CONTROL.sub("", output.decode("utf-8", "replace")))
-        sys.stdout.flush()
-    else:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(output)
-        sys.stdout.buffer.flush()
-
-
-def _facts(job: PoolJob, now: int) -> dict[str, Any]:
-    return {
-        "job": job.job_id,
-        "state": job.state,
-        "why": job.why,
-        "user": job.user,
-        "tenant": job.need.tenant,
-        "node": job.node,
-        "command": list(job.command),
-        "attempt": job.attempt,
-        "retries": job.retries,
-        "exit_code": job.exit_code,
-        "lease": job.lease_id,
-        "results": None if job.results is None else job.results.size,
-        "age_s": (now - job.submitted_ms) / 1000 if job.submitted_ms else 0.0,
-        "ran_s": ((job.ended_ms or now) - job.started_ms) / 1000 if job.started_ms else None,
-    }

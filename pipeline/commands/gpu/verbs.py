@@ -34,7 +34,7 @@ def main(args: argparse.Namespace) -> int:
         from pipeline.commands.gpu import usage as gpu_usage
 
         return gpu_usage.main(args)
-    if args.action in ("top", "leases", "tenants"):
+    if args.action in ("top", "leases", "tenants", "jobs", "logs"):
         with redis_explained():
             return _read(args)
     if args.url is not None:
@@ -103,6 +103,10 @@ def _read(args: argparse.Namespace) -> int:
         from pipeline.commands.gpu import top as gpu_top
 
         return gpu_top.main(args, at.gpus)
+    if args.action in ("jobs", "logs"):
+        from pipeline.commands.gpu.job_view import show_jobs, show_output
+
+        return show_jobs(args, at) if args.action == "jobs" else show_output(args, at)
     return _leases(args, at.gpu_leases()) if args.action == "leases" else _tenants(args, at.gpu_tenants())
 
 

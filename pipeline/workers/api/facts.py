@@ -17,7 +17,7 @@ from pipeline.service.access.key_changes import read_keys
 from pipeline.service.access.keys import ADMIN, OPERATE, READ
 from pipeline.service.cursors import page_of
 from pipeline.service.dead_letters import read_dead_batch, read_dead_letters
-from pipeline.service.gpu import can_infer, read_usage
+from pipeline.service.gpu import can_infer, job_output, job_rows, read_usage
 from pipeline.service.incidents import read_incident, read_incidents, silences_in_use
 from pipeline.service.marks import read_marks
 from pipeline.service.models import read_model, read_models
@@ -201,6 +201,29 @@ async def get_tenants(request: Request, _asker: WholeView) -> Response:
         return {"tenants": tenant_rows(snapshot), "half_life_s": snapshot.half_life_s}
 
     return await _told(request, ask)
+
+
+@router.get("/gpu/jobs", responses=answers_with(list[dict[str, Any]], "Ended lately, then living."))
+async def get_jobs(request: Request, asker: WholeView) -> Response:
+    """Programs that run where they get a lease. Commands are shown to keys with the scope `operate`."""
+    shown = asker.key.may(OPERATE)
+
+    def ask(api: Api) -> list[dict[str, Any]]:
+        rows = job_rows(api.client, api.settings)
+        return rows if shown else [row | {"command": None} for row in rows]
+
+    return await _told(request, ask)
+
+
+@router.get("/gpu/jobs/{job}/output", responses=answers_with(dict[str, Any], "In base64."))
+async def get_job_output(
+    request: Request,
+    _asker: Annotated[Asker, Depends(needs(OPERATE))],
+    job: Annotated[str, Path(max_length=80)],
+    since: Annotated[int, Query(ge=0, le=2**53)] = 0,
+) -> Response:
+    """What a job has printed, as far as it is kept, from byte `since` on."""
+    return await _told(request, lambda api: job_output(api.client, api.settings, job, since))
 
 
 @router.get("/gpu/usage", responses=answers_with(UsageView, "Hours of ended leases."))
