@@ -17,7 +17,7 @@ from pipeline.service.values import Action, CauseView, IncidentState, IncidentVi
 from pipeline.settings import Settings
 from pipeline.watching.incidents.live import IncidentEvent, Incidents
 
-NOW = datetime.now(UTC).replace(microsecond=0)
+NOW = datetime.now(UTC).replace(microsecond=0)  # of the import: a test may come half an hour later
 HOUR = timedelta(hours=1)
 
 
@@ -79,7 +79,7 @@ class World:
         state = Incidents()
         state.add(
             IncidentEvent(
-                event_id=name, workload=name, cause="template:1", kind="template", first=NOW, last=NOW, count=1,
+                event_id=name, workload=name, cause="template:1", kind="template", first=NOW, last=NOW + HOUR, count=1,
                 score=0.9, severity=3, text="full", source="a.log", line=1,
             )
             for name in ("prod/shop/cart", "prod/shop/web")
