@@ -11,9 +11,10 @@ from typing import Any, Final, cast
 
 import redis
 
-from pipeline.errors import BadInput
+from pipeline.errors import BadInput, BadPayload
 from pipeline.gpu.leasing import wire
 from pipeline.gpu.values import Need
+from pipeline.logs import logger
 from pipeline.redis.connection import answering, now_ms
 from pipeline.redis.keys import Keys
 from pipeline.redis.scripts import Scripts
@@ -180,7 +181,12 @@ class PoolJobs:
     def _all(self, key: str) -> list[PoolJob]:
         with answering():
             texts = cast("list[bytes]", self.client.hvals(key))
-        found = [wire.read_json(PoolJob, text) for text in texts]
+        found = []
+        for text in texts:
+            try:
+                found.append(wire.read_json(PoolJob, text))
+            except BadPayload as exc:  # of a newer build, or damaged: it must not stop all the others
+                logger().warning("gpu.job_unreadable", why=str(exc))
         return sorted(found, key=lambda job: (job.submitted_ms, job.job_id))
 
     def _raw(self, job_id: str) -> bytes | None:

@@ -128,6 +128,12 @@ def test_a_job_whose_process_and_lease_are_gone_is_lost_or_tried_again(keeping: 
     assert keeping.started("more").state is JobState.STARTING
 
 
+def test_an_unreadable_record_keeps_no_other_job_waiting(keeping: Keeping) -> None:
+    keeping.jobs.submit(a_job("one"))
+    keeping.jobs.client.hset(keeping.jobs._both[0], "broken", b'{"job_id": 7')
+    assert keeping.started("one").state is JobState.STARTING
+
+
 def test_a_cancelled_job_gives_its_lease_back_before_it_began(keeping: Keeping) -> None:
     keeping.jobs.submit(a_job("one"))
     keeping.started("one")
