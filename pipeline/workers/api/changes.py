@@ -5,11 +5,13 @@ moment, so a client that comes back with it misses no change, in whatever proces
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from typing import Any, Final
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import msgspec
 import redis
@@ -25,16 +27,14 @@ LOOK_S: Final = 1.0
 COMMENT_S: Final = 15.0  # proxies close a connection that is silent
 MOST_FOLLOWERS: Final = 200
 Versions = dict[str, str]
+T = TypeVar("T")
 
 
-class ChangeFeed:
-    """The versions of everything, as of the last look. It looks while somebody follows."""
+class SharedFeed(ABC):
+    """A stream for each client that follows, and one look a second for all of them while there are some."""
 
-    def __init__(self, client: "redis.Redis", settings: Settings) -> None:
-        self._client = client
-        self._keys = Keys(settings.redis.key_prefix)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="api-changes")
-        self._now: Versions = {}
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._changed = asyncio.Condition()
         self._followers = 0
         self._looking: asyncio.Task[None] | None = None
@@ -45,18 +45,78 @@ class ChangeFeed:
         """No further client may follow."""
         return self._followers >= MOST_FOLLOWERS
 
-    async def follow(self, last_id: str, names: Collection[str] = ()) -> AsyncIterator[bytes]:
-        """The stream of Server-Sent Events behind an id, "" from now on. `names`: of the changes that count;
-        empty: all."""
+    async def close(self) -> None:
+        """Ends all streams."""
+        self._closed = True
+        if self._looking is not None:
+            self._looking.cancel()
+        async with self._changed:
+            self._changed.notify_all()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    @contextmanager
+    def _following(self) -> Iterator[None]:
+        """Around the stream of one client."""
         self._followers += 1
         try:
             if self._looking is None or self._looking.done():
-                self._now = {}
+                self._forget()
                 self._looking = asyncio.create_task(self._look_on())
+            yield
+        finally:
+            self._followers -= 1
+
+    async def _until(self, news: Callable[[], bool]) -> bool:
+        """Waits for news, COMMENT_S at most; whether they came."""
+        async with self._changed:
+            with suppress(TimeoutError):
+                return await asyncio.wait_for(self._changed.wait_for(news), COMMENT_S)
+        return False
+
+    async def _answer(self, ask: Callable[[], T]) -> T | None:
+        """None where Redis does not answer."""
+        with suppress(RedisUnavailable, redis.RedisError):
+            return await asyncio.get_running_loop().run_in_executor(self._thread, ask)
+        return None
+
+    async def _look_on(self) -> None:
+        while self._followers and not self._closed:
+            found = await self._answer(self._look)
+            if found is not None and self._is_new(found):
+                async with self._changed:
+                    self._changed.notify_all()
+            await asyncio.sleep(LOOK_S)
+
+    @abstractmethod
+    def _look(self) -> Any:
+        """What Redis holds now, by the thread of the feed."""
+
+    @abstractmethod
+    def _is_new(self, found: Any) -> bool:
+        """Takes in what a look has found; whether it is another thing than before."""
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """What the last look found is old: nobody has looked for a while."""
+
+
+class ChangeFeed(SharedFeed):
+    """The versions of everything, as of the last look."""
+
+    def __init__(self, client: "redis.Redis", settings: Settings) -> None:
+        super().__init__("api-changes")
+        self._client = client
+        self._keys = Keys(settings.redis.key_prefix)
+        self._now: Versions = {}
+
+    async def follow(self, last_id: str, names: Collection[str] = ()) -> AsyncIterator[bytes]:
+        """The stream of Server-Sent Events behind an id, "" from now on. `names`: of the changes that count;
+        empty: all."""
+        with self._following():
             yield b"retry: 2000\n\n"
             seen = versions_of(last_id)
             while not self._closed:
-                await self._wait(seen, names)
+                await self._until(partial(self._news, seen, names))
                 now = self._now
                 if not self._news(seen, names):
                     yield b": nothing new\n\n"
@@ -67,23 +127,13 @@ class ChangeFeed:
                 else:
                     yield _event("begin", now)
                 seen = now
-        finally:
-            self._followers -= 1
 
-    async def close(self) -> None:
-        """Ends all streams."""
-        self._closed = True
-        if self._looking is not None:
-            self._looking.cancel()
-        async with self._changed:
-            self._changed.notify_all()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+    def _forget(self) -> None:
+        self._now = {}
 
-    async def _wait(self, seen: Versions | None, names: Collection[str]) -> None:
-        """For news, COMMENT_S at most."""
-        async with self._changed:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait_for(lambda: self._news(seen, names)), COMMENT_S)
+    def _is_new(self, found: Versions) -> bool:
+        before, self._now = self._now, found
+        return found != before
 
     def _news(self, seen: Versions | None, names: Collection[str]) -> bool:
         return self._closed or (bool(self._now) and (seen is None or bool(self._changed_names(seen, names))))
@@ -91,17 +141,6 @@ class ChangeFeed:
     def _changed_names(self, seen: Versions, names: Collection[str]) -> list[str]:
         now = self._now
         return [name for name in now if seen.get(name) != now[name] and (not names or name in names)]
-
-    async def _look_on(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._followers and not self._closed:
-            with suppress(RedisUnavailable, redis.RedisError):  # events wait for it
-                found = await loop.run_in_executor(self._thread, self._look)
-                if found != self._now:
-                    self._now = found
-                    async with self._changed:
-                        self._changed.notify_all()
-            await asyncio.sleep(LOOK_S)
 
     def _look(self) -> Versions:
         keys, pipe = self._keys, self._client.pipeline(transaction=False)
