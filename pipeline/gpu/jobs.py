@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 
 import redis
 
-from pipeline.errors import BadInput, BadPayload
+from pipeline.errors import BadInput, BadPayload, NotFound
 from pipeline.gpu.leasing import wire
 from pipeline.gpu.values import Need
 from pipeline.logs import logger
@@ -88,7 +88,8 @@ class PoolJob:
 
 
 class PoolJobs:
-    """All jobs of one pool. Every method raises RedisUnavailable, and BadPayload for an unreadable record."""
+    """All jobs of one pool. Every method raises RedisUnavailable. An unreadable record raises BadPayload
+    where it is asked for by its id, and is left out of lists."""
 
     def __init__(self, client: "redis.Redis", settings: Settings) -> None:
         self.client = client
@@ -122,6 +123,13 @@ class PoolJobs:
     def find(self, job_id: str) -> PoolJob | None:
         raw = self._raw(job_id)
         return None if raw is None else wire.read_json(PoolJob, raw)
+
+    def known(self, job_id: str) -> PoolJob:
+        """As `find`. Raises NotFound."""
+        job = self.find(job_id)
+        if job is None:
+            raise NotFound(f"there is no job {job_id[:80]!r}; `logweir gpu jobs` shows those there are")
+        return job
 
     def change(self, job_id: str, decide: Callable[[PoolJob], PoolJob | None]) -> PoolJob | None:
         """Puts what `decide` makes of the record of now; None where it makes nothing, or the job ended."""

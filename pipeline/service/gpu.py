@@ -143,9 +143,7 @@ def job_output(client: "redis.Redis", settings: Settings, job_id: str, since: in
     """The kept output from byte `since` on, in base64. `first` is the number of its first byte; `ended` says
     that no more comes. Raises NotFound, RedisUnavailable."""
     jobs = PoolJobs(client, settings)
-    job = jobs.find(job_id)
-    if job is None:
-        raise NotFound(f"there is no job {job_id[:80]!r}; `logweir gpu jobs` shows those there are")
+    job = jobs.known(job_id)
     ended = job.state in ENDED  # before reading: what comes with the end is read then
     first, output = jobs.read(job_id, since)
     return {

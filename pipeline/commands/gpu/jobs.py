@@ -102,10 +102,10 @@ def _job_of(args: argparse.Namespace, pool: Pool) -> PoolJob:
 def _cancel(args: argparse.Namespace, jobs: PoolJobs, settings: Settings) -> int:
     from pipeline.service.access.audit import record_change, user_of_machine
 
-    job = _known(jobs, args.job)
+    job = jobs.known(args.job)
     changed = jobs.change(job.job_id, lambda now: replace(now, cancel=True))
     if changed is None:
-        raise BadInput(f"job {job.job_id!r} has ended already: it is {_known(jobs, args.job).state}")
+        raise BadInput(f"job {job.job_id!r} has ended already: it is {jobs.known(args.job).state}")
     record_change(jobs.client, settings, by=user_of_machine(), action="gpu.cancel", target=job.job_id)
     words = (
         f"{job.job_id} is asked to end" if job.state is JobState.RUNNING else f"{job.job_id} is taken back"
@@ -119,7 +119,7 @@ def _cancel(args: argparse.Namespace, jobs: PoolJobs, settings: Settings) -> int
 
 def _wait(args: argparse.Namespace, jobs: PoolJobs, settings: Settings) -> int:
     end = None if args.timeout is None else time.monotonic() + seconds_of("--timeout", args.timeout, 0.0)
-    while (job := _known(jobs, args.job)).state not in ENDED:
+    while (job := jobs.known(args.job)).state not in ENDED:
         if end is not None and time.monotonic() >= end:
             job_remark(f"{job.job_id} is {job.state} after {args.timeout}{f': {job.why}' if job.why else ''}")
             return LATER
@@ -136,10 +136,3 @@ def _wait(args: argparse.Namespace, jobs: PoolJobs, settings: Settings) -> int:
     if job.state is JobState.SUCCEEDED:
         return 0
     return (job.exit_code or 1) if job.state is JobState.FAILED else LATER
-
-
-def _known(jobs: PoolJobs, job_id: str) -> PoolJob:
-    job = jobs.find(job_id)
-    if job is None:
-        raise BadInput(f"there is no job {job_id!r}; `logweir gpu jobs` shows those there are")
-    return job
