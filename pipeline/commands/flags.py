@@ -428,29 +428,35 @@ def _choosing(parser: argparse.ArgumentParser) -> None:
         metavar="WHEN",
         help="only the last 90s, 15m, 1h, 7d, or since a time such as 2026-11-20T10:00",
     )
-    parser.add_argument("--until", metavar="WHEN", help="only before that; written as --since")
+    _until(parser)
     parser.add_argument("--anomalous", action="store_true", help="only anomalous lines")
-    parser.add_argument(
-        "--workload", metavar="PATTERN", help="only these workloads; * and ? as in `logweir watch`"
-    )
+    _chosen_workloads(parser)
     parser.add_argument("--level", choices=LEVELS, help="only lines of this level or a graver one")
     parser.add_argument("--text", metavar="TEXT", help="only lines with this text, in upper or lower case")
     parser.add_argument("--template", metavar="T17", help="only lines of this template")
+
+
+def _until(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--until", metavar="WHEN", help="only before that; written as --since")
+
+
+def _chosen_workloads(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--workload", metavar="PATTERN", help="only these workloads; * and ? as in `logweir watch`"
+    )
 
 
 def patterns(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--since", metavar="WHEN", default="24h", help="the last 1h, 24h, 7d, or since a time (24h)"
     )
-    parser.add_argument("--until", metavar="WHEN", help="only before that; written as --since")
+    _until(parser)
     parser.add_argument(
         "--against",
         metavar="WHEN",
         help="compare with a span of the same length that begins then, 7d ago say (default: the span before)",
     )
-    parser.add_argument(
-        "--workload", metavar="PATTERN", help="only these workloads; * and ? as in `logweir watch`"
-    )
+    _chosen_workloads(parser)
     parser.add_argument("--template", metavar="T17", help="only this pattern, in each workload")
     parser.add_argument(
         "--values", action="store_true", help="the values of its variables in its newest 500 lines"
@@ -474,15 +480,13 @@ def units(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--since", metavar="WHEN", default="1h", help="the last 15m, 1h, or since a time (1h)"
     )
-    parser.add_argument("--until", metavar="WHEN", help="only before that; written as --since")
+    _until(parser)
     parser.add_argument(
         "--normal",
         metavar="WHEN",
         help="normal is what was from then to --since (default: six times as long a span before it)",
     )
-    parser.add_argument(
-        "--workload", metavar="PATTERN", help="only these workloads; * and ? as in `logweir watch`"
-    )
+    _chosen_workloads(parser)
     parser.add_argument("--limit", type=_positive, default=20, metavar="N", help="the first N units (20)")
 
 

@@ -158,3 +158,8 @@ def read_templates(client: "redis.Redis", keys: Keys) -> list[Template]:
         (unpack_template(int(name), blob) for name, blob in byte_map(client.hgetall(keys.templates)).items()),
         key=lambda t: t.template_id,
     )
+
+
+def template_texts(client: "redis.Redis", keys: Keys) -> dict[int, str]:
+    """The text of every stored template by its id."""
+    return {one.template_id: one.text for one in read_templates(client, keys)}

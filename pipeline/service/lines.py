@@ -10,7 +10,7 @@ import polars as pl
 import redis
 
 from pipeline.controller.watchlist import covers
-from pipeline.drain.learner import read_templates
+from pipeline.drain.learner import template_texts
 from pipeline.errors import BadInput, NotFound
 from pipeline.records.pattern_query import PatternQuery
 from pipeline.records.result_query import ResultQuery
@@ -156,7 +156,7 @@ def newest_patterns(
 
 def _with_templates(page: pl.DataFrame, client: "redis.Redis", settings: Settings) -> list[PatternCount]:
     with answering():
-        texts = {one.template_id: one.text for one in read_templates(client, Keys(settings.redis.key_prefix))}
+        texts = template_texts(client, Keys(settings.redis.key_prefix))
     return [PatternCount(**row, template=texts.get(row["template_id"])) for row in page.iter_rows(named=True)]
 
 

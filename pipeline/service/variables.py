@@ -7,7 +7,7 @@ from typing import Final
 
 import redis
 
-from pipeline.drain.learner import read_templates
+from pipeline.drain.learner import template_texts
 from pipeline.errors import BadInput, NotFound
 from pipeline.redis.connection import answering
 from pipeline.redis.keys import Keys
@@ -34,8 +34,7 @@ def stored_values(
     if number is None or asked.since is None or asked.until is None:
         raise BadInput("values belong to a template in a span; name both")
     with answering():
-        texts = read_templates(client, Keys(settings.redis.key_prefix))
-    text = next((one.text for one in texts if one.template_id == number), None)
+        text = template_texts(client, Keys(settings.redis.key_prefix)).get(number)
     lines = stored_lines(answers, settings, asked).lines
     if text is None and not lines:
         raise NotFound(f"there is no pattern T{number}; /api/v1/patterns lists those of a span")

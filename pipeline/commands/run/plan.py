@@ -26,7 +26,7 @@ from pipeline.commands.run.inputs import RunPlan, input_bytes
 from pipeline.commands.run.journey import Journey, Show
 from pipeline.commands.run.normal import NormalList
 from pipeline.controller.training_status import Status
-from pipeline.drain.learner import read_templates
+from pipeline.drain.learner import template_texts
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import RedisUnavailable, SinkUnavailable
 from pipeline.records.batch import Purpose, digest
@@ -262,7 +262,7 @@ def _write(plan: RunPlan, journey: Journey, about: dict[str, Any], normal: Norma
 
 def _templates(journey: Journey) -> pl.DataFrame:
     """template_id, template, count (records), first_seen, last_seen of this run's results."""
-    texts = {t.template_id: t.text for t in read_templates(journey.client, journey.keys)}
+    texts = template_texts(journey.client, journey.keys)
     names = pl.DataFrame(
         {"template_id": list(texts), "template": list(texts.values())},
         schema={"template_id": pl.Int64, "template": pl.String},

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import redis
 
-from pipeline.drain.learner import read_templates
+from pipeline.drain.learner import template_texts
 from pipeline.errors import BadInput
 from pipeline.records.pattern_query import PatternQuery
 from pipeline.redis.connection import answering
@@ -93,7 +93,7 @@ def compare_stored(
     counts = [_counted(answers, side, only, across=across) for side in sides]
     keys = sorted(counts[0].keys() | counts[1].keys())
     with answering():
-        texts = {one.template_id: one.text for one in read_templates(client, Keys(settings.redis.key_prefix))}
+        texts = template_texts(client, Keys(settings.redis.key_prefix))
     ratio = (a.until - a.since) / (b.until - b.since)
     chances = _chances(keys, counts, ratio)
     found = [

@@ -6,7 +6,7 @@ from typing import Final
 import redis
 
 from pipeline.controller.watchlist import model_of
-from pipeline.drain.learner import read_templates
+from pipeline.drain.learner import template_texts
 from pipeline.errors import LogweirError
 from pipeline.models.registry import Registry
 from pipeline.redis.connection import answering
@@ -30,6 +30,7 @@ def nearest_sessions(
     live = {one.model: one.version for one in registry.live()}
     models: dict[str, Mapping[str | None, SessionModel]] = {}
     found = []
+    texts: dict[int, str] = {}
     for workload in sorted({line.workload for line in lines}):
         version = live.get(model_of(workload, settings.train.own_models), live.get(SHARED))
         if version is None:
@@ -45,7 +46,9 @@ def nearest_sessions(
             continue
         size, differences = model.beside_nearest(events)
         if size:
-            texts = _texts(client, settings) if differences else {}
+            if differences and not texts:
+                with answering():
+                    texts = template_texts(client, Keys(settings.redis.key_prefix))
             found.append(
                 NearestSession(
                     workload=workload,
@@ -59,8 +62,3 @@ def nearest_sessions(
                 )
             )
     return found
-
-
-def _texts(client: "redis.Redis", settings: Settings) -> dict[int, str]:
-    with answering():
-        return {one.template_id: one.text for one in read_templates(client, Keys(settings.redis.key_prefix))}

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 import redis
 
-from pipeline.drain.learner import read_templates
+from pipeline.drain.learner import template_texts
 from pipeline.errors import RedisUnavailable
 from pipeline.records.result_query import ResultQuery
 from pipeline.records.unit_query import UNIT_COLUMNS
@@ -46,8 +46,7 @@ def stored_units(
     texts: dict[int, str] = {}
     if client is not None:
         with suppress(RedisUnavailable), answering():  # results are read without a stack too
-            found = read_templates(client, Keys(settings.redis.key_prefix))
-            texts = {one.template_id: one.text for one in found}
+            texts = template_texts(client, Keys(settings.redis.key_prefix))
     return UnitsFound(
         by=asked.by,
         normal_since=asked.normal,
