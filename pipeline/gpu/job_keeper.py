@@ -17,9 +17,9 @@ from pipeline.gpu.values import LeaseState, PoolLease, PoolRequest
 from pipeline.logs import logger
 from pipeline.redis.connection import answering, now_ms
 
-TURN_MS: Final = 900  # one round in so long, whoever keeps
-CALL_AGAIN_S: Final = 5.0  # a message to a node may be lost
-START_MS: Final = 20_000  # a node that does not begin within is passed over
+TURN_MS: Final = 900  # from one round to the next, over all processes that keep jobs
+CALL_AGAIN_S: Final = 5.0  # between two messages to a node, of which one may be lost
+START_MS: Final = 20_000  # for a node to begin; then the job waits again
 IDLE_S: Final = 600.0  # between two looks for old jobs while none lives
 KEPT_ENDED: Final = 200  # jobs; each has up to 256 KiB of output
 NO_NODE: Final = "no node takes jobs; set gpu_jobs = true on one with a GPU"
