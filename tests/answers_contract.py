@@ -200,6 +200,12 @@ class AnswersContract:
         for asked in ({"workloads": ()}, {"until": FIRST + timedelta(seconds=1), "workloads": ("shop/db",)}):
             assert answers.rates(PatternQuery(**(SPAN | asked))).rows() == []
 
+    def test_the_time_of_the_newest_result_is_told_for_chosen_workloads(self, ask: Ask) -> None:
+        answers = ask(LINES)
+        assert answers.last_time(None) == answers.last_time(("shop/web",)) == FIRST + timedelta(seconds=5)
+        assert answers.last_time(("shop/db", "other")) == FIRST + timedelta(seconds=3)
+        assert answers.last_time(("other",)) is answers.last_time(()) is None
+
     def test_cancelling_without_a_question_changes_nothing(self, ask: Ask) -> None:
         answers = ask(LINES)
         answers.cancel()

@@ -68,6 +68,11 @@ def stored_lines(answers: Answers, settings: Settings, asked: LinesAsked) -> Lin
     return LinePage(lines=lines_of_rows(rows), next=following, stored_in=place_of(settings), workloads=seen)
 
 
+def last_stored(answers: Answers, *, only: tuple[str, ...] = ()) -> datetime | None:
+    """When the newest result was written that the asker sees; None without any. Raises as `Answers` does."""
+    return answers.last_time(chosen_names(answers, None, only))
+
+
 def around_line(
     answers: Answers,
     settings: Settings,

@@ -63,6 +63,7 @@ class ParquetSink:
         self._held: tuple[ResultManifest, str | None] | None = None  # as last read or written here
         self._indexes: dict[str, tuple[IndexEntry, ...]] = {}
         self._days: dict[str, tuple[Part, ...]] = {}
+        self._named: tuple[frozenset[str], frozenset[str]] = frozenset(), frozenset()
 
     # The sink
 
@@ -262,17 +263,23 @@ class ParquetSink:
         parts = self.parts(table=None)
         found = {name for part in parts for name in part.workloads}
         unnamed = [part for part in parts if not part.workloads]
-        # The hours of a part name its workloads in the fewest rows; the findings do when those have expired.
-        files = [
-            part.tables.get(ResultTable.RATES_1H) or next(iter(part.tables.values()))
-            for part in unnamed
-            if part.tables
-        ]
-        sources = [self.lazy(part for part in unnamed if not part.tables)]
-        sources += [self.lazy_table(files, {"workload": pl.String})] if files else []
-        for rows in sources:
-            found.update(rows.select(pl.col("workload").drop_nulls().unique()).collect()["workload"])
-        return sorted(found)
+        found |= _names_in(self.lazy(part for part in unnamed if not part.tables))
+        return sorted(found | self._names_of(part for part in unnamed if part.tables))
+
+    def _names_of(self, parts: Iterable[Part]) -> frozenset[str]:
+        """The workloads of sealed parts. Their files never change, so only new ones are read.
+
+        The hours of a part name its workloads in the fewest rows; the findings do when those have expired."""
+        files = [part.tables.get(ResultTable.RATES_1H) or next(iter(part.tables.values())) for part in parts]
+        keys = frozenset(file.key for file in files)
+        known, names = self._named
+        if not known <= keys:  # names may have gone with files
+            known, names = frozenset(), frozenset()
+        new = [file for file in files if file.key not in known]
+        if new:
+            names |= _names_in(self.lazy_table(new, {"workload": pl.String}))
+        self._named = keys, names
+        return names
 
     def manifest(self) -> ResultManifest:
         """The manifest as it is now. Raises StoreUnavailable, BadPayload, TooNew."""
@@ -466,6 +473,10 @@ def too_many_writers(place: str) -> StoreUnavailable:
     return StoreUnavailable(
         f"{place} has so many writers that none of {SWAP_S:g} s came through; use fewer store processes"
     )
+
+
+def _names_in(rows: pl.LazyFrame) -> set[str]:
+    return set(rows.select(pl.col("workload").drop_nulls().unique()).collect()["workload"])
 
 
 def _now_ms() -> int:

@@ -3,6 +3,7 @@
 Both kinds pass the same contract suite (tests/answers_contract.py)."""
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Protocol
 
 import polars as pl
@@ -20,6 +21,9 @@ class Answers(Protocol):
 
     def workloads(self) -> list[str]:
         """The names of all workloads that have results."""
+
+    def last_time(self, workloads: tuple[str, ...] | None) -> datetime | None:
+        """The time of the newest result of these workloads, of all for None. None without any."""
 
     def lines(self, query: ResultQuery) -> pl.DataFrame:
         """The newest lines that match, oldest first, in RESULT_SCHEMA. With a template: samples of a pattern.

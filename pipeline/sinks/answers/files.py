@@ -14,7 +14,7 @@ from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.sinks.answers.around import NEIGHBOURHOOD, with_context
 from pipeline.sinks.answers.bounds import LIMIT_S, MEMORY
 from pipeline.sinks.answers.engine import Engine
-from pipeline.sinks.answers.lines import matching_lines, near_lines, newest_lines
+from pipeline.sinks.answers.lines import matching_lines, near_lines, newest_lines, newest_time
 from pipeline.sinks.answers.patterns import pattern_page
 from pipeline.sinks.answers.rates import workload_rates
 from pipeline.sinks.answers.stored import files_of_rates, finding_files, line_files
@@ -45,6 +45,12 @@ class FileAnswers:
         """As the protocol says."""
         with readable(self.sink):
             return self.sink.workloads()
+
+    def last_time(self, workloads: tuple[str, ...] | None) -> datetime | None:
+        """As the protocol says."""
+        return newest_time(
+            self.engine, self.sink.parts(workloads=workloads), partial(line_files, self.sink), workloads
+        )
 
     def lines(self, query: ResultQuery) -> pl.DataFrame:
         """As the protocol says."""

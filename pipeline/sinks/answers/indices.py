@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 
 import polars as pl
 
@@ -27,6 +28,11 @@ class IndexAnswers:
     def workloads(self) -> list[str]:
         """As the protocol says."""
         return newest.workloads(self._client, self._settings)
+
+    def last_time(self, workloads: tuple[str, ...] | None) -> datetime | None:
+        """As the protocol says."""
+        found = self.lines(ResultQuery(limit=1, workloads=workloads))
+        return None if found.is_empty() else found["timestamp"][0]
 
     def lines(self, query: ResultQuery) -> pl.DataFrame:
         """As the protocol says."""

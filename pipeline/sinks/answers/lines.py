@@ -1,6 +1,7 @@
 """Stored lines from files: the newest that match a question, and those near to hits in their sources."""
 
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import polars as pl
@@ -15,6 +16,8 @@ from pipeline.units import epoch_us
 
 FIRST_PARTS: Final = 2  # of the first screen; each further group has twice as many
 MOST_PARTS: Final = 64  # of a group
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_TIMES: Final = {name: RESULT_SCHEMA[name] for name in ("timestamp", "workload")}
 
 
 def newest_lines(
@@ -50,6 +53,39 @@ def newest_lines(
             )
             found = pl.concat([found, some]).sort("timestamp", "record_id").tail(query.limit)
     return found
+
+
+def newest_time(
+    engine: Engine,
+    parts: Sequence[Part],
+    files_of: Callable[[Sequence[Part]], list[RowFile]],
+    workloads: tuple[str, ...] | None,
+) -> datetime | None:
+    """The time of the newest row of these workloads, None without any. Raises as `newest_lines`.
+
+    What is known of a part answers where all of its rows are of them; else two of its columns are read."""
+    wanted, parameters = _conditions(ResultQuery(limit=1, workloads=workloads))
+    newest: int | None = None
+    with engine.question():
+        for part in sorted((part for part in parts if part.live), key=lambda part: -part.last_us):
+            if newest is not None and part.last_us <= newest:
+                break
+            if not part.dropped and (workloads is None or _all_of(part, workloads)):
+                newest = part.last_us
+                break
+            engine.view("lines", files_of([part]), _TIMES)
+            found = engine.rows(
+                f'SELECT max("timestamp") AS "timestamp" FROM lines WHERE {" AND ".join(wanted)}',
+                parameters, schema={"timestamp": _TIMES["timestamp"]},
+            )["timestamp"][0]  # fmt: skip
+            if found is not None:
+                newest = max(newest or 0, epoch_us(found))
+    return None if newest is None else _EPOCH + timedelta(microseconds=newest)
+
+
+def _all_of(part: Part, workloads: tuple[str, ...]) -> bool:
+    """Whether a part holds rows of these workloads alone, as far as it is known."""
+    return bool(part.workloads) and set(part.workloads) <= set(workloads)
 
 
 def matching_lines(

@@ -11,7 +11,7 @@ from fastapi.responses import Response
 
 from pipeline.records.batch import utc_now
 from pipeline.service.incidents import read_incidents
-from pipeline.service.lines import stored_lines, stored_patterns, stored_rates
+from pipeline.service.lines import last_stored, stored_lines, stored_patterns, stored_rates
 from pipeline.service.marks import read_marks
 from pipeline.service.questions import LinesAsked, PatternsAsked, pattern_span
 from pipeline.service.status import read_status
@@ -162,11 +162,11 @@ async def some_patterns(
 async def newest_span(request: Request, visitor: Visitor) -> Span | None:
     """The day that ends with the newest stored line, None where nothing is stored."""
     api, only = api_of(request), visitor.asker.only
-    ask = partial(stored_lines, settings=api.settings, asked=LinesAsked(limit=1, only=only))
-    page = await api.shared.ask(("newest", only), partial(api.stored, None, ask), fresh_s=STORED_FRESH_S)
-    if not page.lines:
+    ask = partial(last_stored, only=only)
+    last = await api.shared.ask(("newest", only), partial(api.stored, None, ask), fresh_s=STORED_FRESH_S)
+    if last is None:
         return None
-    until = page.lines[0].timestamp.replace(microsecond=0) + timedelta(seconds=1)
+    until = last.replace(microsecond=0) + timedelta(seconds=1)
     since = until - timedelta(days=1)
     return Span(text=(iso_time(since), iso_time(until)), since=since, until=until)
 
