@@ -12,7 +12,15 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from pipeline.records.levels import LEVELS
 from pipeline.report.findings import Finding, FindingSample, finding_severity, level_severity
-from pipeline.report.text import clipped, clock, sample_place, sample_text, template_text, time_range
+from pipeline.report.text import (
+    clipped,
+    clock,
+    sample_place,
+    sample_text,
+    template_text,
+    time_range,
+    unit_facts,
+)
 from pipeline.report.why import briefly
 from pipeline.units import chance, plural, visible
 
@@ -59,6 +67,7 @@ def environment() -> Environment:
         level_name,
         level_place,
         workload_name,
+        unit_facts,
     )
     env.filters.update(
         {function.__name__: function for function in (*filters, epoch, iso_utc, at_epoch, briefly)}

@@ -37,6 +37,7 @@ from pipeline.report.text import (
     followers,
     headline,
     incident_header,
+    sick_services,
     without_baseline,
 )
 from pipeline.units import plural
@@ -125,6 +126,7 @@ def render_page(
         "templates_total": templates.height,
         "timeline": {"bucket_s": timeline["bucket_s"], "buckets": buckets},
     }
+    units_heading, units = sick_services(summary)
     policy = f"default-src 'none'; style-src {_csp(css)}; script-src {_csp(js)}"
     facts = {name.replace("_", " "): fact_text(value) for name, value in run.items()}
     if summary["model_versions"]:
@@ -143,6 +145,8 @@ def render_page(
             last=datetime.fromisoformat(summary["last"]) if summary["last"] else None,
             chart=chart(buckets, timeline["bucket_s"]),
             incidents=incidents,
+            units_heading=units_heading,
+            units=units,
             choices=_choices(findings[:fitting]),
             no_baseline=NO_BASELINE if without_baseline(summary) else "",
             more_findings=len(findings) - fitting,

@@ -23,15 +23,18 @@ from pipeline.report.text import (
     incident_header,
     sample_place,
     sample_text,
+    sick_services,
     template_text,
     time_range,
+    unit_facts,
     without_baseline,
 )
 from pipeline.report.why import briefly
-from pipeline.units import line_count, plural, seconds, visible
+from pipeline.units import line_count, one_line, plural, seconds, visible
 
 TEMPLATE_CHARS: Final = 200
 SAMPLE_CHARS: Final = 240
+UNITS: Final = 3
 
 _LEVEL_STYLE: Final = {3: "bold red", 2: "bold yellow", 1: "cyan"}
 _MARK_STYLE: Final = "bold black on yellow"
@@ -69,6 +72,14 @@ def print_findings(
         note = f"{plural(hidden, 'more incident')} {verb} not shown here; --all or the report shows them"
         console.print()
         console.print(_text(console, note, "dim"))
+    heading, units = sick_services(summary)
+    if units:
+        console.print()
+        console.print(_text(console, heading, "bold"))
+    for place, unit in enumerate(units[:UNITS], start=1):
+        about = f"{place}. {one_line(clipped(unit['unit'], 120))} · {unit_facts(unit)}"
+        console.print(_text(console, about, ""))
+        console.print(_text(console, f"   {one_line(unit['reasons'][0]['text'])}", "dim"))
     if summary["records"]:
         console.print()
         console.print(_text(console, _what_was_read(findings, summary), "dim"))

@@ -14,7 +14,7 @@ from pipeline.records.verdict import OURS
 from pipeline.report.alike import request_alone
 from pipeline.report.excerpt import shortened, telling
 from pipeline.report.findings import Finding, FindingSample, is_new
-from pipeline.units import line_count, listed, plural, visible
+from pipeline.units import chance, line_count, listed, plural, visible
 
 MARKED: Final = 3  # words of a line that are marked: more of them point nowhere
 NO_BASELINE: Final = "No --baseline: rare and error-like lines are shown, not new ones"
@@ -34,6 +34,9 @@ _STOP_WORDS: Final = frozenset((
     "you", "your",
 ))
 # fmt: on
+
+
+_LIKE_MOST: Final = 0.5  # the share of normal units with as much evidence
 
 
 def clipped(text: str, chars: int) -> str:
@@ -145,6 +148,25 @@ def headline(findings: Sequence[Finding], summary: Mapping[str, Any]) -> str:
             "were not judged by the model"
         )
     return f"Nothing unusual in {lines}"
+
+
+def sick_services(summary: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+    """A heading over the units of a run that most normal ones are unlike, and those units; none without."""
+    ranked = summary.get("units") or {"units": ()}
+    units = [unit for unit in ranked["units"] if unit["reasons"] and unit["p_value"] < _LIKE_MOST]
+    if not units:
+        return "", []
+    kind = {"source": "file"}.get(ranked["by"], ranked["by"])
+    beside = plural(ranked["normal"], "unit")
+    return f"The sickest {kind}s, of {ranked['judged']:,}, beside {beside} of the baseline", units
+
+
+def unit_facts(unit: Mapping[str, Any]) -> str:
+    """How many lines a unit has, and what they say of it."""
+    sick = "sick, " if unit["sick"] else ""
+    return (
+        f"{sick}p {chance(unit['p_value'])}, {plural(unit['lines'], 'line')}, {unit['flagged']:,} anomalous"
+    )
 
 
 def without_baseline(summary: Mapping[str, Any]) -> bool:

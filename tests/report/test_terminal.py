@@ -120,6 +120,27 @@ def test_the_answer_comes_first_and_what_was_read_last() -> None:
     assert lines[-1].startswith("No --baseline: rare and error-like lines are shown")
 
 
+RANKED = {
+    "by": "service", "judged": 8, "normal": 9, "level": None,
+    "units": [
+        {"unit": f"pod-{n}\x1b[2J", "p_value": 0.1, "sick": n == 1 or None, "lines": 1_200, "flagged": 7,
+         "reasons": [{"text": f"{n} patterns that none of 9 normal units has: `went\nout`"}]}
+        for n in range(1, 6)
+    ] + [{"unit": "well", "p_value": 1.0, "sick": None, "lines": 9, "flagged": 0, "reasons": []}],
+}  # fmt: skip
+
+
+def test_the_sickest_units_stand_behind_the_findings_with_their_first_reason() -> None:
+    lines = printed([finding(1)], 120, units=RANKED).splitlines()
+    at = lines.index("The sickest services, of 8, beside 9 units of the baseline")
+    assert lines[at + 1].startswith("1. pod-1") and "sick, p 0.1, 1,200 lines, 7 anomalous" in lines[at + 1]
+    assert lines[at + 2] == "   1 patterns that none of 9 normal units has: `went␊out`"
+    assert lines[at + 3].startswith("2. pod-2") and "sick," not in lines[at + 3]
+    assert "\x1b" not in "".join(lines) and not lines[at + 7]
+    without = printed([finding(1)], 120, units=RANKED | {"units": RANKED["units"][-1:]})
+    assert "sickest" not in without
+
+
 def test_what_holds_for_a_whole_incident_is_said_once() -> None:
     new = ("new-template", "error-severity:error", "unlikely-tokens:refused")
     failed = ("new-template", "error-severity:failed")

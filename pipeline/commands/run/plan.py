@@ -25,6 +25,7 @@ from pipeline.commands.run import place
 from pipeline.commands.run.inputs import RunPlan, input_bytes
 from pipeline.commands.run.journey import Journey, Show
 from pipeline.commands.run.normal import NormalList
+from pipeline.commands.run.sick_units import sick_units
 from pipeline.controller.training_status import Status
 from pipeline.drain.learner import template_texts
 from pipeline.drain.masking.mask_set import MaskSet
@@ -223,7 +224,13 @@ def _write(plan: RunPlan, journey: Journey, about: dict[str, Any], normal: Norma
         "findings": len(found),
         "incidents": len({f.incident for f in found if f.timed}),
     }
-    summary = {**run_summary(results), "run": about, "findings": [facts(one) for one in found]}
+    texts = dict(templates.select("template_id", "template").iter_rows())
+    summary = {
+        **run_summary(results),
+        "run": about,
+        "units": sick_units(journey.settings, texts) if plan.baseline else None,
+        "findings": [facts(one) for one in found],
+    }
     try:
         _replace(out / "templates.parquet", lambda p: templates.write_parquet(p, compression="zstd"))
         _replace(

@@ -15,7 +15,7 @@ import redis
 from pipeline.drain.learner import template_texts
 from pipeline.errors import RedisUnavailable
 from pipeline.records.result_query import ResultQuery
-from pipeline.records.unit_query import UNIT_COLUMNS
+from pipeline.records.unit_query import UNIT_COLUMNS, UnitKind
 from pipeline.redis.connection import answering
 from pipeline.redis.keys import Keys
 from pipeline.service.lines import chosen_names
@@ -52,7 +52,7 @@ def stored_units(
         normal_since=asked.normal,
         since=asked.since,
         until=asked.until,
-        ranking=rank_units(_busiest(judged), _drawn(normal), texts, limit=asked.limit),
+        ranking=rank_units(busiest_units(judged), drawn_units(normal), texts, limit=asked.limit),
         unnamed=unnamed,
         open=waiting,
     )
@@ -60,16 +60,30 @@ def stored_units(
 
 def _folded(answers: Answers, settings: Settings, asked: UnitsAsked) -> tuple[UnitTable, int]:
     """All lines of both spans, and the number of those that name no unit."""
-    column = UNIT_COLUMNS[asked.by]
-    names = list(dict.fromkeys([*_COLUMNS, column or "raw"]))
     query = ResultQuery(
         limit=1,
         since=asked.normal,
         until=asked.until,
         workloads=chosen_names(answers, asked.workload, asked.only),
     )
+    return fold_units(answers, settings, asked.by, query, since=asked.since, width=asked.until - asked.since)
+
+
+def fold_units(
+    answers: Answers,
+    settings: Settings,
+    by: UnitKind,
+    query: ResultQuery,
+    *,
+    since: datetime,
+    width: timedelta,
+) -> tuple[UnitTable, int]:
+    """The lines of these units in windows of a width, the first of which begins at `since`; and the number of
+    lines that name none. A session is one window. Raises BadInput, and as `Answers` does."""
+    column = UNIT_COLUMNS[by]
+    names = list(dict.fromkeys([*_COLUMNS, column or "raw"]))
     patterns = user_patterns(settings.watch.session_keys)
-    since_us, width_us = epoch_us(asked.since), epoch_us(asked.until) - epoch_us(asked.since)
+    since_us, width_us = epoch_us(since), width // timedelta(microseconds=1)
     fold, unnamed = UnitFold(), 0
     for page in answers.pages(query, names):
         found = page["source"].is_in([SESSIONS, RATES])
@@ -105,7 +119,8 @@ def _parted(
     )
 
 
-def _busiest(table: UnitTable) -> UnitTable:
+def busiest_units(table: UnitTable) -> UnitTable:
+    """At most MAX_JUDGED units: those with the most flagged lines and findings."""
     if table.size <= MAX_JUDGED:
         return table
     flagged = np.zeros(table.size)
@@ -114,7 +129,8 @@ def _busiest(table: UnitTable) -> UnitTable:
     return table.chosen(pl.Series(np.sort(np.argsort(-flagged, kind="stable")[:MAX_JUDGED])))
 
 
-def _drawn(table: UnitTable) -> UnitTable:
+def drawn_units(table: UnitTable) -> UnitTable:
+    """At most MAX_NORMAL units, drawn by chance."""
     if table.size <= MAX_NORMAL:
         return table
     rows = np.random.default_rng(0).choice(table.size, MAX_NORMAL, replace=False)
