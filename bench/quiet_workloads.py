@@ -96,7 +96,7 @@ class _OneContext(Context):
     def _version_of(self, model: str) -> str:  # noqa: ARG002
         return "m1"
 
-    def session_model(self, workload: str) -> tuple[str, SessionModel]:  # noqa: ARG002
+    def session_model(self, workload: str, kind: str) -> tuple[str, SessionModel]:  # noqa: ARG002
         return "m1", self.rules
 
 

@@ -100,7 +100,7 @@ class Bench:
         began = self.timed("step", began)
         blob = b""
         if observed:
-            keys = session_keys.extract(prepared)
+            keys = session_keys.find_keys(prepared)
             began = self.timed("keys", began)
             seen = observe(claim, rows, keys)
             blob = b"" if seen is None else seen.pack()
@@ -152,7 +152,7 @@ def fold(bench: Bench, settings: Settings) -> dict[str, Any]:
         WatcherState(client, settings),
         settings,
         Callbacks(
-            session_model=lambda _: ("m1", rules), store=lambda *_: None, normal=lambda *_: frozenset()
+            session_model=lambda *_: ("m1", rules), store=lambda *_: None, normal=lambda *_: frozenset()
         ),
     )
     lease = granted(Leases(client, settings).request(WATCH, "bench"), WATCH)

@@ -268,13 +268,13 @@ class Context:
         )
         return Watcher(WatcherState(self.client, self.settings), self.settings, callbacks)
 
-    def session_model(self, workload: str) -> tuple[str, SessionModel] | None:
-        """(version, session model) of the live version; None without one."""
+    def session_model(self, workload: str, kind: str) -> tuple[str, SessionModel] | None:
+        """(version, session model) of the live version, for one kind of key; None without one."""
         try:
             version = self.version(workload)
         except ModelUnavailable:  # status shows the fault; its sessions are not judged
             return None
-        model = None if version is None else self.models.session_model(version, workload)
+        model = None if version is None else self.models.session_model(version, workload, kind)
         return None if version is None or model is None else (version, model)
 
     def _store_found(self, batch_id: str, workload: str, rows: pl.DataFrame) -> None:

@@ -25,7 +25,7 @@ class Prepared:
 
     claim: Claim  # that of the batch as one on these records, with the formats that framing found
     records: pl.DataFrame  # RAW_SCHEMA with `pattern_id`, `severe` and `key`; with `masked` at ingest
-    sessions: pl.Series | None  # the session key of each record; None where it could not be told
+    sessions: pl.Series | None  # the session keys of each record; None where they could not be told
 
 
 def prepared_batches(
@@ -128,7 +128,7 @@ def _sessions(
 ) -> list[pl.Series | None]:
     """A fault here does not keep lines from the store."""
     try:
-        keys = session_keys.extract(gathered(prepared, ["raw", "message"]), context.session_patterns)
+        keys = session_keys.find_keys(gathered(prepared, ["raw", "message"]), context.session_patterns)
     except (Exception, pl.exceptions.PanicException):  # noqa: BLE001 - good lines are no dead letter
         for claim in claims:
             logger(batch=claim.batch_id, workload=claim.workload).exception("batch.not_observed")

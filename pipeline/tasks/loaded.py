@@ -19,7 +19,7 @@ from pipeline.models.serving import Serving
 from pipeline.models.verdict import Knowledge
 from pipeline.observe import counters as metrics
 from pipeline.settings import Settings
-from pipeline.watching.sessions.bundled import read_session_models
+from pipeline.watching.sessions.bundled import read_session_models, session_model_of
 from pipeline.watching.sessions.model import SessionModel
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class LoadedModels:
         self._networks: LRUCache[str, LineModel] = LRUCache(LOADED_MODELS)
         self._on_device: LRUCache[str, LineModel] = LRUCache(LOADED_MODELS)
         self._knowledge: LRUCache[str, Knowledge] = LRUCache(LOADED_MODELS)
-        self._sessions: LRUCache[str, dict[str | None, SessionModel]] = LRUCache(LOADED_MODELS)
+        self._sessions: LRUCache[str, dict[tuple[str | None, str], SessionModel]] = LRUCache(LOADED_MODELS)
         self._lock = threading.RLock()
         read: dict[ModelPart | None, Callable[[str], object]] = {
             ModelPart.NETWORK: self.network,
@@ -99,13 +99,14 @@ class LoadedModels:
 
         return self._cached(self._knowledge, version, load)
 
-    def session_model(self, version: str, workload: str) -> SessionModel | None:
-        """The session model of a workload; None if the version has none for it or it cannot be read."""
+    def session_model(self, version: str, workload: str, kind: str) -> SessionModel | None:
+        """The session model of a workload and a kind of key; None if the version has none for them or it
+        cannot be read."""
         models = self._cached(self._sessions, version, lambda: self._session_models(version))
-        return models.get(workload, models.get(None))
+        return session_model_of(models, workload, kind)
 
-    def _session_models(self, version: str) -> dict[str | None, SessionModel]:
-        """Of a version by workload; {} if they cannot be read."""
+    def _session_models(self, version: str) -> dict[tuple[str | None, str], SessionModel]:
+        """Of a version; {} if they cannot be read."""
         try:
             return self.registry.read(version, read_session_models)
         except BadBundle as exc:

@@ -9,6 +9,7 @@ import polars as pl
 import redis
 
 from pipeline.errors import Retryable
+from pipeline.watching.sessions.joint import Places
 from pipeline.watching.sessions.model import SessionVerdict
 
 # Waiting heals these. A round or a sink that raises anything else would raise it for ever.
@@ -25,6 +26,10 @@ class SessionJudge(Protocol):
         """Templates with which a session ends."""
 
     @property
+    def places(self) -> Places:
+        """The workloads and templates behind the events of a joint model."""
+
+    @property
     def stateful(self) -> bool:
         """Whether a session after a gap is judged with everything before the gap."""
 
@@ -36,8 +41,8 @@ class SessionJudge(Protocol):
 class Callbacks:
     """The watcher's way to models, sinks and marks."""
 
-    # Workload -> (version, session model) of the live model version; None without one.
-    session_model: Callable[[str], tuple[str, SessionJudge] | None]
+    # (workload, kind of key) -> (version, session model) of the live model version; None without one.
+    session_model: Callable[[str, str], tuple[str, SessionJudge] | None]
     store: Callable[[str, str, pl.DataFrame], None]  # (batch id, workload, rows) into every sink
     # (template ids, workload) -> the ids that a user marked as normal.
     normal: Callable[[Sequence[int], str], AbstractSet[int]]

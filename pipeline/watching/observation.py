@@ -26,8 +26,8 @@ from pipeline.records.verdict import UNCLASSIFIED, Reason
 from pipeline.records.wire import Codec
 from pipeline.watching.table import ObservedTable, Schema
 
-# More events than the largest batch in use has records come from a mistaken session key.
-MAX_EVENTS: Final = 20_000
+# More than the largest batch in use has with four keys a record come from a mistaken session key.
+MAX_EVENTS: Final = 40_000
 MAX_ANOMALIES: Final = 200  # templates of one batch; more are an unknown format, and one incident
 TEXT_CHARS: Final = 300
 
@@ -40,7 +40,7 @@ RATES: Final = Schema(
 )
 EVENTS: Final = Schema(
     {
-        "session": pl.String,
+        "session": pl.String,  # a key as `find_keys` writes it; a record has an event of each of its keys
         "at": pl.Int64,  # event time, milliseconds since the epoch
         "line": pl.UInt64,
         "template_id": pl.Int64,
@@ -143,7 +143,7 @@ class Observation:
 class Observed:
     """The rows of one workload of a batch that is about to be committed.
 
-    `rows`: RESULT_SCHEMA; `sessions`: the session key of each row, null for none."""
+    `rows`: RESULT_SCHEMA; `sessions`: the session keys of each row (sessions/keys.py:find_keys)."""
 
     claim: Claim
     rows: pl.DataFrame
@@ -273,14 +273,14 @@ def _rates(counted: _Counted, first_time: Sequence[bool]) -> list[ObservedTable]
 
 
 def _has_sessions(one: Observed) -> bool:
-    return one.sessions is not None and one.sessions.null_count() < one.rows.height
+    return one.sessions is not None and bool(one.sessions.list.len().sum())
 
 
 def _events(several: Mapping[int, Observed]) -> dict[int, ObservedTable]:
     """EVENTS of each workload."""
     if not several:
         return {}
-    wanted = pl.col("session").is_not_null() & (pl.col("lines") > 0) & pl.col("timestamp").is_not_null()
+    wanted = (pl.col("lines") > 0) & pl.col("timestamp").is_not_null()
     wanted &= is_timed()  # a session's begin, end and gaps are times of its records
     at = pl.col("timestamp").dt.epoch("ms").alias("at")
     rows = _numbered({n: one.rows for n, one in several.items()}, _EVENT_COLUMNS)
@@ -290,6 +290,8 @@ def _events(several: Mapping[int, Observed]) -> dict[int, ObservedTable]:
         .lazy()
         .filter(wanted)
         .select("of", "session", at, "line", "template_id")
+        .explode("session")
+        .drop_nulls("session")
         .collect()
     )
     return _by_number(EVENTS, found, MAX_EVENTS)

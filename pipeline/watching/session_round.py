@@ -2,30 +2,38 @@
 
 observations --> open sessions --due or surplus--> closed --within the budget--> judged --> findings
                                                       may go on after a gap --> session history
+
+Events of a kind of key that no live session model judges are not collected. A trace is judged in each of its
+workloads, and as a whole by the joint session model; as a whole it is reported only where no part is.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final
 
 from pipeline.logs import logger
 from pipeline.settings import Settings
 from pipeline.watching.callbacks import ANY_FAILURE, TRANSIENT, Callbacks, SessionJudge
+from pipeline.watching.rows import WatcherFinding
 from pipeline.watching.sessions.history import KEEP_MS, SessionHistory
+from pipeline.watching.sessions.joint import EventNames, Places
+from pipeline.watching.sessions.keys import JOINED, JOINT, kind_of, model_name, split_model_name
 from pipeline.watching.sessions.model import SessionVerdict
 from pipeline.watching.sessions.open_sessions import (
     GRACE_S,
+    BatchEvents,
     OpenSession,
     Segment,
     events_by_session,
+    session_name,
     split_name,
 )
 from pipeline.watching.state import LANES, WatcherState
 from pipeline.watching.time_budget import AdaptiveBudget
 from pipeline.watching.verdicts import holds_unfinished, named_in, of_session
-from pipeline.watching.view import LOST, Changes, View
+from pipeline.watching.view import LOST, UNKEPT, Changes, View
 
 # Open sessions, and pasts of sessions with gaps; the longest idle one is closed first.
 MAX_OPEN: Final = 100_000
@@ -67,33 +75,76 @@ class SessionRound:
     changes: Changes = field(default_factory=Changes)
     open: int = 0  # sessions
     events: int = 0  # in open sessions
+    models: dict[str, tuple[str, SessionJudge] | None] = field(default_factory=dict)  # live ones
+    reported: set[str] = field(default_factory=set)  # traces of which a part is reported
 
     def run(self) -> Changes:
         """Raises RedisUnavailable, ModelUnavailable."""
         closed = self._close(self._add_events())
-        histories = self.state.histories(list(closed)) if self.view.histories else {}
-        closed = self._within_budget(closed, histories)
-        self._judge_all(closed, histories)
+        parts = {name: self._parts(session) for name, session in closed.items()}
+        judged = [part for of_session in parts.values() for part in of_session]
+        histories = self.state.histories(judged) if self.view.histories else {}
+        closed = self._within_budget(closed, parts, histories)
+        self._judge_all({part: one for name in closed for part, one in parts[name].items()}, histories)
         self._forget_histories(histories)
         return self.changes
 
+    def _model(self, workload: str, kind: str) -> tuple[str, SessionJudge] | None:
+        """(version, session model) of the sessions of one kind; of traces as wholes for JOINT."""
+        name = model_name(workload, kind)
+        if name not in self.models:
+            self.models[name] = self.callbacks.session_model(workload, kind)
+        return self.models[name]
+
+    def _parts(self, session: OpenSession) -> dict[str, OpenSession]:
+        """The sessions that are judged of one that was collected, by name."""
+        parts = session.parts()
+        if session.workload == JOINT and self._model(JOINT, session.kind) is not None:
+            parts[session_name(JOINT, session.entry)] = session.whole()
+        return parts
+
+    def _collected(self) -> dict[str, list[BatchEvents]]:
+        """The new events of every session that a live model judges, by its name."""
+        found = events_by_session(self.view.observed)
+        for name, pieces in list(found.items()):
+            kind = kind_of(split_name(name)[1])[0]
+            if kind in JOINED and self._model(JOINT, kind) is not None:
+                continue
+            kept = [piece for piece in pieces if self._model(piece.observation.workload, kind) is not None]
+            unkept = {piece.observation.workload for piece in pieces if piece not in kept}
+            if unkept and kind in JOINED:
+                unkept.add(JOINT)
+            self.changes.numbers |= {UNKEPT + model_name(one, kind): self.view.now_ms for one in unkept}
+            if kept:
+                found[name] = kept
+            else:
+                del found[name]
+        return found
+
     def _add_events(self) -> dict[str, OpenSession]:
         """Add this round's events to their sessions; returns these sessions by name."""
-        pieces = events_by_session(self.view.observed)
+        pieces = self._collected()
         touched = self.state.sessions(list(pieces))
         self.open = self.view.open + len(pieces) - len(touched)
         self.events = self.view.events
-        ends: dict[str, frozenset[int]] = {}
         for name, of_batches in pieces.items():
-            workload, key = split_name(name)
-            if workload not in ends:
-                model = self.callbacks.session_model(workload)
-                ends[workload] = frozenset() if model is None else model[1].ends
-            session = touched.setdefault(name, OpenSession(workload=workload, key=key))
+            workload, entry = split_name(name)
+            kind, key = kind_of(entry)
+            session = touched.setdefault(name, OpenSession(workload=workload, kind=kind, key=key))
             for piece in of_batches:
                 self.events += session.add(piece)
-            session.ended = session.ends_with(ends[workload])
+            session.ended = self._ended(session)
         return touched
+
+    def _ended(self, session: OpenSession) -> bool:
+        """Whether its last event ends sessions like it."""
+        model = self._model(session.workload, session.kind)
+        if session.workload != JOINT:
+            return model is not None and session.ends_with(model[1].ends)
+        if model is not None:
+            return bool(model[1].ends) and session.whole().ends_with(model[1].ends)
+        alone = self._model(session.origins[0][0], session.kind) if len(session.origins) == 1 else None
+        return alone is not None and session.ends_with(alone[1].ends)
 
     def _close(self, touched: Mapping[str, OpenSession]) -> dict[str, OpenSession]:
         """The sessions that close in this round, by name."""
@@ -127,14 +178,18 @@ class SessionRound:
         return self.state.due({lane: min(self.view.now_ms, in_flight[lane]) for lane in LANES}, limit)
 
     def _within_budget(
-        self, closed: Mapping[str, OpenSession], histories: Mapping[str, SessionHistory]
+        self,
+        closed: Mapping[str, OpenSession],
+        parts: Mapping[str, Mapping[str, OpenSession]],
+        histories: Mapping[str, SessionHistory],
     ) -> dict[str, OpenSession]:
         """The sessions that one round can judge, at least the first; the others stay open."""
         changes, judged = self.changes, dict[str, OpenSession]()
         room = self.budget.of(MAX_JUDGED)
         for name, session in closed.items():
-            before = len(histories[name].templates) if name in histories else 0
-            room -= session.weight(self.limits.timeout_ms, before)
+            for part, one in parts[name].items():
+                before = len(histories[part].templates) if part in histories else 0
+                room -= one.weight(self.limits.timeout_ms, before)
             if room >= 0 or not judged:
                 judged[name] = session
                 continue
@@ -146,46 +201,48 @@ class SessionRound:
         return judged
 
     def _judge_all(self, closed: Mapping[str, OpenSession], histories: Mapping[str, SessionHistory]) -> None:
-        """Judge each workload's sessions by its live model. A failure costs the verdicts of one workload."""
-        by_workload: dict[str, dict[str, OpenSession]] = {}
+        """Judge sessions by their live models, traces as wholes last. A failure costs the verdicts of one
+        model."""
+        by_model: dict[str, dict[str, OpenSession]] = {}
         for name, session in closed.items():
-            by_workload.setdefault(session.workload, {})[name] = session
-        for workload, sessions in by_workload.items():
-            live = self.callbacks.session_model(workload)
+            by_model.setdefault(model_name(session.workload, session.kind), {})[name] = session
+        for of in sorted(by_model, key=lambda of: (split_model_name(of)[0] == JOINT, of)):
+            sessions = by_model[of]
+            live = self._model(*split_model_name(of))
             if live is None or not live[1].stateful:
-                self.changes.numbers[LOST + workload] = self.view.now_ms
+                self.changes.numbers[LOST + of] = self.view.now_ms
             if live is None:
                 continue
             try:
-                self.changes.merge(self._judge(workload, *live, sessions, histories))
+                self.changes.merge(self._judge(of, *live, sessions, histories))
             except TRANSIENT:
                 raise
             except ANY_FAILURE:
-                logger(workload=workload, version=live[0]).exception("watch.failed")
+                logger(workload=split_model_name(of)[0], version=live[0]).exception("watch.failed")
 
     def _judge(
         self,
-        workload: str,
+        of: str,
         version: str,
         model: SessionJudge,
         sessions: Mapping[str, OpenSession],
         histories: Mapping[str, SessionHistory],
     ) -> Changes:
-        """The findings of one workload's sessions, and the histories of the sessions that may go on."""
-        changes, wrong = Changes(), list[tuple[Segment, SessionVerdict]]()
-        lost_ms = self.view.lost_ms.get(workload, -KEEP_MS) + KEEP_MS
+        """The findings of the sessions of one model, and the histories of the sessions that may go on."""
+        changes, wrong = Changes(), list[tuple[Segment, SessionVerdict, str]]()
+        until_ms = self._incomplete_until_ms(of, stateful=model.stateful)
         cut = [
             list(
                 session.segments(
                     self.limits.timeout_ms,
                     stateful=model.stateful,
                     history=histories.get(name),
-                    lost=session.accepted_ms <= lost_ms,
+                    lost=session.accepted_ms <= until_ms,
                 )
             )
             for name, session in sessions.items()
         ]
-        complete_ms = self._complete_ms(workload)
+        complete_ms = self._complete_ms(split_model_name(of)[0])
         verdicts = _verdicts(model, chain.from_iterable(cut))
         for (name, session), segments in zip(sessions.items(), cut, strict=True):
             # A session that is judged several times reports each cause once.
@@ -197,7 +254,8 @@ class SessionRound:
                     continue
                 complete = not segment.partial and segment.at_ms[-1] <= complete_ms
                 if complete or holds_unfinished(verdict):
-                    wrong.append((segment, verdict))
+                    if session.entry not in self.reported:
+                        wrong.append((segment, verdict, session.entry))
                     reported += (verdict.cause,)
             if segments and model.stateful and not (self.end or session.ended):
                 expires_ms = session.due_ms(self.limits.open_ms) + KEEP_MS
@@ -205,15 +263,39 @@ class SessionRound:
             elif name in histories:
                 changes.forgotten_histories.add(name)
         changes.judged = sum(map(len, cut))
-        texts = self.state.texts(x for segment, verdict in wrong for x in named_in(segment, verdict))
-        changes.found = [of_session(segment, verdict, version, texts) for segment, verdict in wrong]
+        if split_model_name(of)[1] in JOINED:
+            self.reported |= {entry for _, _, entry in wrong}
+        changes.found = self._in_words(wrong, version, model.places)
         return changes
+
+    def _in_words(
+        self, wrong: Sequence[tuple[Segment, SessionVerdict, str]], version: str, learnt: Places
+    ) -> list[WatcherFinding]:
+        names = [EventNames({}, {**learnt, **segment.places}) for segment, _, _ in wrong]
+        named = [named_in(segment, verdict) for segment, verdict, _ in wrong]
+        texts = self.state.texts(
+            name.template(event) for name, events in zip(names, named, strict=True) for event in events
+        )
+        return [
+            of_session(segment, verdict, version, replace(name, texts=texts))
+            for (segment, verdict, _), name in zip(wrong, names, strict=True)
+        ]
+
+    def _incomplete_until_ms(self, of: str, *, stateful: bool) -> int:
+        """Sessions that were accepted by then may miss events, or a history."""
+        unkept_ms, lost_ms = self.view.unkept_ms.get(of, -KEEP_MS), self.view.lost_ms.get(of, -KEEP_MS)
+        if stateful:
+            return max(unkept_ms, lost_ms) + KEEP_MS
+        return unkept_ms + self.limits.open_ms + _GRACE_MS
 
     def _complete_ms(self, workload: str) -> float:
         """Sessions with later events may miss their end, because the logs break off there."""
-        counts = self.view.minute_counts.get(workload) if self.end else None
-        end_ms = None if counts is None else counts.end_ms(self.limits.timeout_ms)
-        return math.inf if end_ms is None else end_ms
+        if not self.end:
+            return math.inf
+        counts = self.view.minute_counts
+        known = counts.values() if workload == JOINT else [counts[workload]] if workload in counts else []
+        ends_ms = [one.end_ms(self.limits.timeout_ms) for one in known]
+        return min((end_ms for end_ms in ends_ms if end_ms is not None), default=math.inf)
 
     def _forget_histories(self, histories: Mapping[str, SessionHistory]) -> None:
         """Forget the histories that have expired, and the oldest ones past the limits."""
@@ -226,19 +308,31 @@ class SessionRound:
         # Batches in flight and open sessions may go on with a history that has expired since.
         until_ms = min([view.now_ms, *view.in_flight.values()])
         expired = self.state.expired(until_ms, MAX_CLOSED) if view.histories and not view.more else []
-        open_ = {*self.state.sessions(expired), *changes.sessions} - changes.over
-        names = [name for name in expired if name not in changed and name not in open_]
+        collected = {name: _collected_as(name) for name in expired}
+        open_ = {*self.state.sessions(list(set(collected.values()))), *changes.sessions} - changes.over
+        names = [name for name in expired if name not in changed and collected[name] not in open_]
         changes.more |= len(expired) >= MAX_CLOSED and bool(names)
         too_many_events = math.ceil(count * (1 - MAX_HISTORY_EVENTS / max(1, events)))
         surplus = max(count - self.limits.max_open, too_many_events)
         if surplus > len(names):
             oldest = [name for name in self.state.oldest_histories(surplus) if name not in changed]
             lost = set(oldest) - set(names)
-            changes.numbers |= {LOST + split_name(name)[0]: view.now_ms for name in lost}
+            changes.numbers |= {LOST + _model_of(name): view.now_ms for name in lost}
             names = list(dict.fromkeys(names + oldest))
         changes.forgotten_histories |= set(names)
         events -= _events(self.state.histories(names).values())
         changes.numbers["past_events"] = max(0, events) if count > len(names) else 0
+
+
+def _collected_as(name: str) -> str:
+    """The name under which the events of a judged session are collected."""
+    return session_name(*split_name(name))
+
+
+def _model_of(name: str) -> str:
+    """The name of the model that judges a session."""
+    workload, entry = split_name(name)
+    return model_name(workload, kind_of(entry)[0])
 
 
 def _events(histories: Iterable[SessionHistory]) -> int:

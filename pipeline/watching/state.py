@@ -29,8 +29,9 @@ from pipeline.settings import Settings
 from pipeline.watching.observation import Lane, Observation
 from pipeline.watching.rates.minute_counts import MinuteCounts
 from pipeline.watching.sessions.history import SessionHistory
+from pipeline.watching.sessions.keys import KINDS, model_name
 from pipeline.watching.sessions.open_sessions import OpenSession, split_name
-from pipeline.watching.view import LOST, Changes, View
+from pipeline.watching.view import LOST, UNKEPT, Changes, View
 
 T = TypeVar("T")
 
@@ -64,6 +65,7 @@ class RoundWire(msgspec.Struct, frozen=True, kw_only=True):
     minute_counts: dict[str, bytes]
     rates: dict[str, bytes]
     forgotten: list[str]  # workloads
+    forgotten_times: list[str]  # fields of `watching` that are theirs
     events: list[tuple[str, str, str]]  # (type, subject, JSON) for others to follow
     rows: list[bytes]
     numbers: dict[str, int]  # fields of `watching`
@@ -141,7 +143,8 @@ class WatcherState:
             events=int(stored.get("events", 0)),
             histories=histories,
             history_events=int(stored.get("past_events", 0)),
-            lost_ms={name[len(LOST) :]: int(at) for name, at in stored.items() if name.startswith(LOST)},
+            lost_ms=_times(LOST, stored),
+            unkept_ms=_times(UNKEPT, stored),
             incidents_ms=int(stored.get("incidents_ms", 0)),
             minute_counts={name: counts for name, counts in minute_counts.items() if counts is not None},
         )
@@ -269,6 +272,12 @@ class WatcherState:
             minute_counts={name: counts.pack() for name, counts in changes.minute_counts.items()},
             rates=changes.rates,
             forgotten=changes.forgotten,
+            forgotten_times=[
+                prefix + model_name(workload, kind)
+                for workload in changes.forgotten
+                for kind in ("", *KINDS)
+                for prefix in (LOST, UNKEPT)
+            ],
             events=changes.events,
             rows=[pack_entry(*entry) for entry in changes.rows],
             numbers=changes.numbers,
@@ -294,6 +303,11 @@ class WatcherState:
         """Every sink has these rows. Idempotent."""
         with answering():
             self.client.lrem(self.keys.watching("outbox"), 1, entry)  # type: ignore[arg-type]
+
+
+def _times(prefix: str, stored: Mapping[str, str]) -> dict[str, int]:
+    """The times of the fields with this prefix, by the names of session models."""
+    return {name.removeprefix(prefix): int(at) for name, at in stored.items() if name.startswith(prefix)}
 
 
 def pack_entry(batch_id: str, workload: str, rows: pl.DataFrame) -> bytes:

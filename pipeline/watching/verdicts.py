@@ -12,6 +12,7 @@ from pipeline.watching.incidents.values import IncidentEvent
 from pipeline.watching.observation import Observation
 from pipeline.watching.rates.rates import Alarm
 from pipeline.watching.rows import RATES, SESSIONS, WatcherFinding
+from pipeline.watching.sessions.joint import EventNames, localised
 from pipeline.watching.sessions.model import SessionVerdict
 from pipeline.watching.sessions.open_sessions import Segment
 
@@ -22,11 +23,11 @@ SEVERITY: Final = 2  # As of a warning (findings.finding_severity).
 AHEAD_MS: Final = AHEAD // timedelta(milliseconds=1)
 
 
-def of_session(
-    segment: Segment, verdict: SessionVerdict, version: str, texts: Mapping[int, str]
-) -> WatcherFinding:
-    """An anomalous session, with its events."""
+def of_session(segment: Segment, verdict: SessionVerdict, version: str, names: EventNames) -> WatcherFinding:
+    """An anomalous session, with its events. A trace as a whole counts for the workload of the event that the
+    reason names."""
     fault = _fault(segment, verdict)
+    plain = localised(verdict, names.places)
     until_now = segment.next_history()
     where = f" from line {until_now.line:,} of {until_now.source}" if until_now.source else ""
     events = plural(until_now.events, "event")
@@ -35,13 +36,13 @@ def of_session(
     key = _cut(segment.key, KEY_CHARS)
     return WatcherFinding(
         source=SESSIONS,
-        workload=segment.workload,
-        cause=verdict.cause,
+        workload=_blamed(segment, verdict, names),
+        cause=plain.cause,
         subject=f"{segment.key} {until_now.began_ms} {until_now.line} {until_now.source}",
         at=_moment(segment.at_ms[fault]),
-        message=f"{_why(verdict, texts)}: session {key}, {events}{span}{where}",
-        detail=_events(segment, texts),
-        reasons=verdict.reasons,
+        message=f"{_why(verdict, names)}: session {key}, {events}{span}{where}",
+        detail=_events(segment, names),
+        reasons=plain.reasons,
         score=verdict.score,
         p_value=verdict.p_value,
         version=version,
@@ -59,6 +60,16 @@ def _fault(segment: Segment, verdict: SessionVerdict) -> int:
     return segment.templates.index(event) if event in segment.templates else len(segment.templates) - 1
 
 
+def _blamed(segment: Segment, verdict: SessionVerdict, names: EventNames) -> str:
+    """The workload of a finding: of a trace, that of the first event that the reason names."""
+    if not segment.places:
+        return segment.workload
+    words = verdict.reasons[0].partition(":")[2].split()
+    named = [names.workload(int(word)) for word in words if word.isdecimal()]
+    last = names.workload(segment.templates[-1]) or segment.workload
+    return next((workload for workload in named if workload), last)
+
+
 def holds_unfinished(verdict: SessionVerdict) -> bool:
     """Whether no later event can change it: an unknown event stays unknown, a count may still be reached."""
     return verdict.reasons[0].partition(":")[0] == Reason.SESSION_EVENT
@@ -73,37 +84,52 @@ def named_in(segment: Segment, verdict: SessionVerdict) -> frozenset[int]:
     return frozenset(named)
 
 
-def _why(verdict: SessionVerdict, texts: Mapping[int, str]) -> str:
+def _why(verdict: SessionVerdict, names: EventNames) -> str:
     """The first reason in words, as it is if it has another form."""
     name, _, data = verdict.reasons[0].partition(":")
     match name, data.replace("/", " ").split():
         case Reason.SESSION_EVENT, [event]:
-            return f"{_named(event, texts)} is in no normal session"
+            return f"{_named(event, names)} is in no normal session"
         case Reason.SESSION_COUNTS, [event, n, usual]:
             comes = f"comes {plural(int(n), 'time')}" if int(n) else "does not come"
             normal = f"has it {plural(int(usual), 'time')}" if int(usual) else "has none"
-            return f"{_named(event, texts)} {comes}, where the most similar normal session {normal}"
+            return f"{_named(event, names)} {comes}, where the most similar normal session {normal}"
         case Reason.SESSION_LENGTH, [length, usual]:
             return f"{length} events, where normal sessions have {usual.replace('-', ' to ')}"
         case Reason.SESSION_ORDER, [event, ("first" | "last") as place]:
-            return f"{_named(event, texts)} comes {place}, as in no normal session"
+            return f"{_named(event, names)} comes {place}, as in no normal session"
         case Reason.SESSION_ORDER, [event, "after", before]:
             return (
-                f"{_named(event, texts)} comes right after {_named(before, texts)}, as in no normal session"
+                f"{_named(event, names)} comes right after {_named(before, names)}, as in no normal session"
             )
     return verdict.reasons[0]
 
 
-def _named(event: str, texts: Mapping[int, str]) -> str:
-    """A template with its text."""
-    text = texts.get(int(event)) if event.isdecimal() else None
-    return f"T{event} `{_cut(text, TEXT_CHARS)}`" if text else f"T{event}"
+def _named(event: str, names: EventNames) -> str:
+    """A template with its text, and its workload in a trace."""
+    if not event.isdecimal():
+        return f"T{event}"
+    template, text, workload = names.template(int(event)), names.text(int(event)), names.workload(int(event))
+    if template < 0:
+        return "an earlier event"
+    words = f"T{template} `{_cut(text, TEXT_CHARS)}`" if text else f"T{template}"
+    return f"{words} of {workload}" if workload else words
 
 
-def _events(segment: Segment, texts: Mapping[int, str]) -> str:
+def _events(segment: Segment, names: EventNames) -> str:
     """A line per event of the segment; of many only the first and the last."""
     rows = [
-        f"{_moment(at):%Y-%m-%d %H:%M:%S}  T{event}  {_cut(texts.get(event, ''), TEXT_CHARS)}".rstrip()
+        "  ".join(
+            filter(
+                None,
+                [
+                    f"{_moment(at):%Y-%m-%d %H:%M:%S}",
+                    names.workload(event) or "",
+                    f"T{names.template(event)}",
+                    _cut(names.text(event), TEXT_CHARS),
+                ],
+            )
+        )
         for at, event in zip(segment.at_ms, segment.templates, strict=True)
     ]
     if len(rows) > MAX_SHOWN:

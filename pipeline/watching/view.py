@@ -12,7 +12,9 @@ from pipeline.watching.rows import WatcherFinding
 from pipeline.watching.sessions.history import SessionHistory
 from pipeline.watching.sessions.open_sessions import OpenSession
 
-LOST: Final = "lost "  # prefix of fields of `watching`: when histories of a workload were last dropped
+# Prefixes of fields of `watching`, before the name of a session model.
+LOST: Final = "lost "  # when histories were last dropped
+UNKEPT: Final = "unkept "  # when events came that no live model judges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,8 @@ class View:
     events: int  # in open sessions
     histories: int
     history_events: int
-    lost_ms: Mapping[str, int]  # per workload, when histories of sessions that may go on were last dropped
+    lost_ms: Mapping[str, int]  # per model, when histories of sessions that may go on were last dropped
+    unkept_ms: Mapping[str, int]  # per model, when events of its sessions were last not collected
     incidents_ms: int  # when incidents were updated last
     minute_counts: dict[str, MinuteCounts]  # per workload; the round of rates adds to them in place
 

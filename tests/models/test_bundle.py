@@ -270,10 +270,10 @@ def test_sessions_of_one_of_several_workloads_say_nothing_of_another(
     tmp_path: Path, trained_on: list[str], others: bool
 ) -> None:
     rules = SessionModel.fit([(1, 2, 3)] * 60)
-    write(tmp_path / "v1", {bundles.SEQUENCES: dump_session_models({"shop": rules})})
+    write(tmp_path / "v1", {bundles.SEQUENCES: dump_session_models({"shop\0trace": rules})})
     edit(tmp_path / "v1", lambda manifest: manifest.update(workloads=trained_on))
     known = read_session_models(tmp_path / "v1")
-    assert "shop" in known and (None in known) is others
+    assert ("shop", "trace") in known and ((None, "trace") in known) is others
 
 
 def test_sessions_of_a_damaged_bundle_are_not_read(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_the_nearest_normal_session_is_named_with_the_differences(
     assert stored_session(answers, client, settings, TRACE, span=SPAN).nearest == []  # no model
     learnt = SessionModel.fit([(1, 2, 2)] * 40 + [(1, 1, 1, 1, 3)] * 40)
     registry = Registry(client, settings)
-    put(registry, ONE, workloads=("shop/db",), more={SEQUENCES: dump({"shop/db": learnt})})
+    put(registry, ONE, workloads=("shop/db",), more={SEQUENCES: dump({"shop/db\0trace": learnt})})
     registry.promote(ONE, at=NOW)
     packed = pack_template(Template(template_id=2, text="kept <*>", severe=False, workload="shop/db"))
     client.hset(Keys(settings.redis.key_prefix).templates, "2", packed)

@@ -75,8 +75,9 @@ def test_workloads_that_are_observed_together_have_what_each_has_alone() -> None
             ],
             schema=RESULT_SCHEMA,
         )
-        keys = pl.Series([None if number == 2 or at == 3 else f"s{at % 2}" for at in range(6)])
-        several.append(Observed(BATCH, rows, keys.cast(pl.String)))  # type: ignore[arg-type]
+        lists = [[None if number == 2 or at == 3 else f"s{at % 2}"] for at in range(6)]
+        keys = pl.Series(lists, dtype=pl.List(pl.String))
+        several.append(Observed(BATCH, rows, keys))  # type: ignore[arg-type]
     for one, found in zip(several, observe_all(several), strict=True):
         alone = observe(one.claim, one.rows, one.sessions)
         assert found is not None and alone is not None

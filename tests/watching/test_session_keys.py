@@ -9,15 +9,20 @@ from hypothesis import strategies as st
 
 from pipeline.errors import BadSetting
 from pipeline.watching.sessions import keys
-from pipeline.watching.sessions.keys import MAX_KEY, extract, user_patterns
+from pipeline.watching.sessions.keys import MAX_BLOCKS, MAX_KEY, extract, find_keys, kind_of, user_patterns
 
 UUID = "3f2504e0-4f89-41d3-9a0c-0305e82c3301"
+OTHER = "1033c28e-4f89-41d3-9a0c-0305e82c3301"
 HEX32 = "121f3fe08fca4050ada25791f255b1cc"
 
 
 def key(raw: str, *patterns: str) -> str | None:
     found: str | None = extract(pl.DataFrame({"raw": [raw]}), user_patterns(patterns))[0]
     return found
+
+
+def every(raw: str) -> list[str]:
+    return [key for key in find_keys(pl.DataFrame({"raw": [raw]}))[0].to_list() if key is not None]
 
 
 @pytest.mark.parametrize(
@@ -55,6 +60,32 @@ def test_what_ranks_higher_wins_wherever_it_stands() -> None:
     assert key(f"uuid {UUID} request_id=abcd trace_id={HEX32}") == HEX32
     assert key(f"uuid {UUID} request_id=abcd") == "abcd"
     assert key("blk_2 and blk_1") == "blk_2"
+
+
+@pytest.mark.parametrize(
+    ("raw", "wanted"),
+    [
+        (f"[req-{UUID} admin] [instance: {OTHER}] up",
+         {"trace": f"req-{UUID}", "instance": OTHER}),
+        (f'{{"trace_id":"{HEX32}","span_id":"00f067aa0ba902b7","parent_span_id":"ffffffffffffffff"}}',
+         {"trace": HEX32, "span": "00f067aa0ba902b7"}),
+        (f'{{"parent_span_id":"ffffffffffffffff","trace_id":"{HEX32}"}}', {"trace": HEX32}),
+        (f"request_id=ab12 sessionId=cart-7 order {UUID}", {"request": "ab12", "session": "cart-7", "uuid": UUID}),
+        (f"trace_id={UUID} again {UUID}", {"trace": UUID}),
+    ],
+)  # fmt: skip
+def test_a_record_has_the_first_key_of_each_kind(raw: str, wanted: dict[str, str]) -> None:
+    assert dict(map(kind_of, every(raw))) == wanted
+
+
+def test_a_record_has_all_of_its_blocks_and_each_once() -> None:
+    assert every("ask a to delete blk_1 blk_-2 blk_1 blk_3") == [
+        "block\0blk_1",
+        "block\0blk_-2",
+        "block\0blk_3",
+    ]
+    many = " ".join(f"blk_{n}" for n in range(1, 1_000))
+    assert len(every(many)) == MAX_BLOCKS
 
 
 def test_patterns_of_the_user_come_before_all() -> None:
@@ -101,7 +132,13 @@ def test_a_records_key_does_not_depend_on_the_batch_around_it(lines: list[str]) 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.none() | st.lists(LINES | st.sampled_from(["request_id=0000", "job-7", "é"])).map(" ".join)),
+    st.lists(
+        st.none()
+        | st.lists(
+            LINES
+            | st.sampled_from(["request_id=0000", "job-7", "é", "blk_8 blk_9", "span_id=00f067aa0ba902b7"])
+        ).map(" ".join)
+    ),
     st.sampled_from([(), ("(job-[0-9])",)]),
 )
 def test_few_records_have_the_keys_that_queries_find(
@@ -109,5 +146,8 @@ def test_few_records_have_the_keys_that_queries_find(
 ) -> None:
     frame = pl.DataFrame({"raw": lines}, schema={"raw": pl.String})
     with mock.patch.object(keys, "FEW_ROWS", 0):
-        by_queries = extract(frame, user_patterns(patterns))
-    assert extract(frame, user_patterns(patterns)).equals(by_queries)
+        by_queries = find_keys(frame, user_patterns(patterns)).to_list()
+    found = find_keys(frame, user_patterns(patterns)).to_list()
+    assert [[key for key in keys or () if key is not None] for keys in found] == [
+        [key for key in keys or () if key is not None] for keys in by_queries
+    ]

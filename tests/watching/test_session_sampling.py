@@ -19,7 +19,8 @@ from pipeline.records.schema import LEARN_SCHEMA, RESULT_SCHEMA
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.training.training import StoredLines, Training
-from pipeline.watching.sessions.model import NORMAL
+from pipeline.watching.sessions.joint import joint_event
+from pipeline.watching.sessions.model import NORMAL, dump, load
 from pipeline.watching.sessions.sampling import KEEP_S, MIN_SESSIONS, SampledSessions, SessionSampler
 
 BEGAN = datetime(2026, 3, 1, tzinfo=UTC)
@@ -64,14 +65,14 @@ def test_events_of_a_session_are_put_in_order_of_time_whichever_page_they_came_i
     taken = sampler()
     for begin in range(0, len(rows), 17):
         taken.add(page(rows[begin : begin + 17]))
-    found = taken.sessions()["shop"]
+    found = taken.sessions()["shop\0block"]
     assert set(found.segments) == {((1, 2, 3),)}
 
 
 def test_events_of_the_same_time_stay_in_the_order_they_were_read() -> None:
     taken = sampler()
     taken.add(page([*(record("5000", 0, t) for t in (5, 3, 4)), *many()]))
-    assert (5, 3, 4) in wholes(taken.sessions()["shop"])
+    assert (5, 3, 4) in wholes(taken.sessions()["shop\0block"])
 
 
 def test_what_comes_after_a_silence_is_a_part_of_the_session_and_after_a_day_another_session() -> None:
@@ -79,7 +80,7 @@ def test_what_comes_after_a_silence_is_a_part_of_the_session_and_after_a_day_ano
     taken.add(
         page([*many(), *flow(7, 300, (8, 8)), *flow(7, 300 + KEEP_S + 60, (4, 4)), *flow(0, 10 * KEEP_S)])
     )
-    found = taken.sessions()["shop"].segments
+    found = taken.sessions()["shop\0block"].segments
     assert ((1, 2, 3), (8, 8)) in found
     assert ((4, 4),) in found
 
@@ -87,19 +88,19 @@ def test_what_comes_after_a_silence_is_a_part_of_the_session_and_after_a_day_ano
 def test_of_a_session_that_may_go_on_what_came_before_its_last_silence_is_learnt() -> None:
     taken = sampler(timeout_s=60)
     taken.add(page([*many(), *flow(0, 992, (8, 8))]))
-    assert ((1, 2, 3),) in taken.sessions()["shop"].segments
-    assert not any((8, 8) in parts for parts in taken.sessions()["shop"].segments)
+    assert ((1, 2, 3),) in taken.sessions()["shop\0block"].segments
+    assert not any((8, 8) in parts for parts in taken.sessions()["shop\0block"].segments)
 
 
 def test_sessions_that_may_go_on_are_left_out_unless_that_is_most_of_them() -> None:
     taken = sampler(timeout_s=25)
     taken.add(page(many(100)))
-    found = taken.sessions()["shop"]
+    found = taken.sessions()["shop\0block"]
     assert found.unfinished == 3
     assert len(found.segments) == 97
     short = sampler(timeout_s=3_600)
     short.add(page(many(100)))
-    assert len(short.sessions()["shop"].segments) == 100
+    assert len(short.sessions()["shop\0block"].segments) == 100
 
 
 def test_sessions_with_an_anomalous_line_are_left_out_of_results_and_kept_in_a_baseline() -> None:
@@ -107,7 +108,7 @@ def test_sessions_with_an_anomalous_line_are_left_out_of_results_and_kept_in_a_b
     for spotless, wanted in ((True, False), (False, True)):
         taken = sampler(spotless=spotless)
         taken.add(page(rows))
-        found = taken.sessions()["shop"]
+        found = taken.sessions()["shop\0block"]
         assert ((1, 66, 3) in wholes(found)) is wanted
         assert found.bad == (1 if spotless else 0)
 
@@ -117,9 +118,9 @@ def test_workloads_are_learnt_apart() -> None:
     taken.add(page(many()))
     taken.add(page([row | {"workload": "bank", "template_id": row["template_id"] + 10} for row in many()]))
     learnt = taken.learn()
-    assert sorted(learnt) == ["bank", "shop"]
-    assert learnt["bank"].judge([(11, 12, 13)])[0] == NORMAL
-    assert learnt["bank"].judge([(1, 2, 3)])[0].anomalous
+    assert sorted(learnt) == ["bank\0block", "shop\0block"]
+    assert learnt["bank\0block"].judge([(11, 12, 13)])[0] == NORMAL
+    assert learnt["bank\0block"].judge([(1, 2, 3)])[0].anomalous
 
 
 def test_records_without_key_or_time_and_templates_nobody_knows_do_no_harm() -> None:
@@ -128,7 +129,7 @@ def test_records_without_key_or_time_and_templates_nobody_knows_do_no_harm() -> 
     rows += [*flow(900, 5, (1, -3, 3)), record("901", 6, None), record("901", 7, 0)]
     taken = sampler()
     taken.add(page(rows))
-    learnt = taken.learn()["shop"]
+    learnt = taken.learn()["shop\0block"]
     assert learnt.judge([(1, 0, 3), (0, 0)]) == [NORMAL, NORMAL]
 
 
@@ -143,7 +144,7 @@ def test_past_the_limit_whole_sessions_are_drawn_and_memory_stays_bounded() -> N
     taken = sampler(limit=900)
     for part in range(10):
         taken.add(page([row for n in range(200) for row in flow(part * 200 + n, 10.0 * (part * 200 + n))]))
-    found = wholes(taken.sessions()["shop"])
+    found = wholes(taken.sessions()["shop\0block"])
     assert 100 <= len(found) <= 300
     assert set(found) == {(1, 2, 3)}
 
@@ -151,7 +152,7 @@ def test_past_the_limit_whole_sessions_are_drawn_and_memory_stays_bounded() -> N
 def test_a_key_in_the_header_counts_where_the_message_has_none() -> None:
     taken = sampler()
     taken.add(page([row | {"raw": row["message"], "message": "step"} for row in many()]))
-    assert len(wholes(taken.sessions()["shop"])) > 90
+    assert len(wholes(taken.sessions()["shop\0block"])) > 90
 
 
 @pytest.mark.parametrize(("purpose", "knows"), [(Purpose.SCORE, False), (Purpose.BASELINE, True)])
@@ -180,5 +181,38 @@ def test_a_training_learns_the_sessions_of_what_it_reads(
     )  # fmt: skip
     for _ in work.read():
         pass
-    verdicts = work.session_models["shop"].judge([(1, 2, 3), (1, 66, 3)])
+    verdicts = work.session_models["shop\0user"].judge([(1, 2, 3), (1, 66, 3)])
     assert [verdict.anomalous for verdict in verdicts] == [False, not knows]
+
+
+def traces(n: int = 100) -> list[dict[str, Any]]:
+    """Traces through a shop and its bank, each line with the id of the request in front of the shop too."""
+    rows = []
+    for number in range(n):
+        for at, (workload, template) in enumerate((("shop", 1), ("bank", 1), ("bank", 2), ("shop", 3))):
+            message = f"request_id=r{number:05} trace_id={number + 1:032x} order"
+            rows.append(record("", 10.0 * number + at, template, workload=workload, message=message))
+    return rows
+
+
+def test_traces_are_learnt_in_each_workload_and_as_wholes_and_what_repeats_them_is_not() -> None:
+    taken = sampler()
+    taken.add(page(traces()))
+    learnt = taken.learn()
+    assert sorted(learnt) == ["*\0trace", "bank\0trace", "shop\0trace"]
+    joint = learnt["*\0trace"]
+    assert sorted(joint.places.values()) == [("bank", 1), ("bank", 2), ("shop", 1), ("shop", 3)]
+    normal = [joint_event(*place) for place in (("shop", 1), ("bank", 1), ("bank", 2), ("shop", 3))]
+    without_bank = [normal[0], normal[3]]
+    assert [verdict.anomalous for verdict in joint.judge([normal, without_bank])] == [False, True]
+    again = load(dump(learnt))["*\0trace"]
+    assert again.places == joint.places and again.judge([normal]) == joint.judge([normal])
+
+
+def test_traces_of_one_workload_have_no_joint_model_and_another_cut_of_the_records_is_a_kind() -> None:
+    rows = [row | {"workload": "shop"} for row in traces(240)]
+    for number, row in enumerate(rows):  # four traces belong to a request
+        row["message"] = f"request_id=r{number // 16:05} {row['message'].partition(' ')[2]}"
+    taken = sampler()
+    taken.add(page(rows))
+    assert sorted(taken.learn()) == ["shop\0request", "shop\0trace"]

@@ -1,6 +1,6 @@
 """Sessions that fall silent and go on: judged with all that came before, told once, kept within bounds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -264,6 +264,7 @@ class Whole:
 
     ends = frozenset[int]()
     stateful = True
+    places: Mapping[int, tuple[str, int]] = {}
 
     def judge(self, sessions: Sequence[Sequence[int]]) -> list[SessionVerdict]:
         return [self.verdict(tuple(session)) for session in sessions]
@@ -326,7 +327,7 @@ def test_what_goes_on_after_rules_came_that_carry_is_not_blamed_for_what_was_not
     rules.stateful = False
     parts = strict.watcher.callbacks
     known = None if before == "no rules" else ("m0", rules)
-    strict.watcher.callbacks = replace(parts, session_model=lambda _: known)
+    strict.watcher.callbacks = replace(parts, session_model=lambda *_: known)
     strict.stored(("a", 0, OPEN), ("a", 1, WORK))
     passes(strict, 70)
     strict.watcher.callbacks = parts

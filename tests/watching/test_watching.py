@@ -1,7 +1,7 @@
 """The watcher on a real Redis: what it finds, that it finds it once, and that it is bounded."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import cast
@@ -44,6 +44,12 @@ T0 = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
 OPEN, WORK, CLOSE, FAULT = 1, 2, 3, 9
 
 
+def keys_of(sessions: Sequence[str | None]) -> pl.Series:
+    """One key a record, or none, as `find_keys` gives them; a name without a kind is as good as one."""
+    lists = [[session] for session in sessions]
+    return pl.Series("sessions", lists, dtype=pl.List(pl.String))
+
+
 def said(anomalous: bool) -> SessionVerdict:
     if not anomalous:
         return NORMAL
@@ -57,6 +63,7 @@ class Faults:
 
     ends = frozenset({CLOSE})
     stateful = False
+    places: Mapping[int, tuple[str, int]] = {}
 
     def __init__(self) -> None:
         self.judged: list[tuple[int, ...]] = []
@@ -107,7 +114,7 @@ class World:
     def another(self) -> Watcher:
         state = WatcherState(connect(self.settings), self.settings)
         known = Callbacks(
-            session_model=lambda _: ("m1", self.rules), store=self.sink.store, normal=self.marks.normal
+            session_model=lambda *_: ("m1", self.rules), store=self.sink.store, normal=self.marks.normal
         )
         return Watcher(state, self.settings, known)
 
@@ -121,9 +128,14 @@ class World:
         return batch.batch_id
 
     def commit(self, batch_id: str, rows: pl.DataFrame, sessions: Sequence[str | None]) -> Observation | None:
+        return self.commit_keys(batch_id, rows, [[session] for session in sessions])
+
+    def commit_keys(
+        self, batch_id: str, rows: pl.DataFrame, keys: Sequence[Sequence[str | None]]
+    ) -> Observation | None:
         claim = self.ledger.claim(batch_id, Stage.INGEST, "w")
         assert isinstance(claim, Claim)
-        seen = observe(claim, rows, pl.Series("session", sessions, dtype=pl.String))
+        seen = observe(claim, rows, pl.Series("sessions", keys, dtype=pl.List(pl.String)))
         self.ledger.commit(claim, warming=False, outcomes={}, observation=seen.pack() if seen else b"")
         return seen
 
@@ -571,7 +583,7 @@ def test_rules_that_fail_for_one_workload_leave_the_others_judged(
             raise ValueError("no")
 
     rules = {"shop": world.rules, "broken": Broken()}
-    parts = replace(world.watcher.callbacks, session_model=lambda workload: ("m1", rules[workload]))
+    parts = replace(world.watcher.callbacks, session_model=lambda workload, _: ("m1", rules[workload]))
     monkeypatch.setattr(world.watcher, "callbacks", parts)
     world.stored(*BAD, workload="broken")
     world.stored(*BAD)
@@ -611,9 +623,9 @@ def test_what_is_scored_again_gives_its_sessions_and_no_second_count(world: Worl
     warming = rows.with_columns(score=None, anomalous=None, model_version=None).cast(dict(rows.schema))
     claim = world.ledger.claim(batch_id, Stage.INGEST, "w")
     assert isinstance(claim, Claim)
-    first = observe(claim, warming, pl.Series("session", ["a", "a"]))
+    first = observe(claim, warming, keys_of(["a", "a"]))
     assert first is not None and first.rates.height == 2 and not first.events
-    again = observe(replace(claim, rescore=True), rows, pl.Series("session", ["a", "a"]))
+    again = observe(replace(claim, rescore=True), rows, keys_of(["a", "a"]))
     assert again is not None and not again.rates and again.events.height == 2
     assert (again.lane, again.version) == (Lane.RESCORED, "m1")
     assert Observation.unpack(again.pack()).events == again.events
@@ -634,6 +646,8 @@ def test_one_process_watches_and_another_leaves_it_to_it(settings: Settings) -> 
 def test_what_watching_does_is_counted_and_shown(settings: Settings) -> None:
     world = World(settings)
     world.stored(*GOOD)
+    world.round()
+    world.stored((None, 3, WORK))
     world.leases.release(world.lease)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Scrape(world.client, settings))

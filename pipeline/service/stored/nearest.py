@@ -14,21 +14,21 @@ from pipeline.redis.keys import SHARED, Keys
 from pipeline.service.stored.values import EventDifference, NearestSession
 from pipeline.service.values import Line
 from pipeline.settings import Settings
-from pipeline.watching.sessions.bundled import read_session_models
+from pipeline.watching.sessions.bundled import read_session_models, session_model_of
 from pipeline.watching.sessions.model import SessionModel
 
 SHOWN: Final = 50  # differences
 
 
 def nearest_sessions(
-    client: "redis.Redis", settings: Settings, lines: Sequence[Line]
+    client: "redis.Redis", settings: Settings, lines: Sequence[Line], kind: str
 ) -> list[NearestSession]:
-    """Of each workload with records among these, which are those of one session.
+    """Of each workload with records among these, which are those of one session with a key of this kind.
 
     A version that cannot be read gives none: a session is shown without its neighbour."""
     registry = Registry(client, settings)
     live = {one.model: one.version for one in registry.live()}
-    models: dict[str, Mapping[str | None, SessionModel]] = {}
+    models: dict[str, Mapping[tuple[str | None, str], SessionModel]] = {}
     found = []
     texts: dict[int, str] = {}
     for workload in sorted({line.workload for line in lines}):
@@ -40,7 +40,7 @@ def nearest_sessions(
                 models[version] = registry.read(version, read_session_models)
             except LogweirError:
                 models[version] = {}
-        model = models[version].get(workload, models[version].get(None))
+        model = session_model_of(models[version], workload, kind)
         events = [line.template_id for line in lines if line.workload == workload and line.template_id]
         if model is None or not events:
             continue

@@ -21,13 +21,15 @@ from pipeline.service.stored.values import SESSION_RECORDS, SessionFinding, Sess
 from pipeline.settings import Settings
 from pipeline.sinks.answers.answers import Answers
 from pipeline.watching.rows import SESSIONS
+from pipeline.watching.sessions.keys import KINDS as KINDS_OF_KEYS
+from pipeline.watching.sessions.keys import SEPARATOR, find_keys, kind_of, user_patterns
 from pipeline.watching.sessions.open_sessions import session_name
 from pipeline.watching.state import WatcherState
 
 MIN_KEY, MAX_KEY = 4, 200  # characters
 KINDS: Final = (
     "block ids of HDFS", "trace ids (W3C, trace_id, SkyWalking, Sleuth)", "request ids of OpenStack",
-    "request, correlation, transaction, job and session ids", "UUIDs",
+    "request, correlation, transaction and job ids", "instance ids", "ids of user sessions", "span ids", "UUIDs",
 )  # fmt: skip
 _MESSAGE: Final = re.compile(r"(.*): session (\S.*?), ([0-9,]+) events?\b", re.DOTALL)
 _SCANNED: Final = 2_000  # findings, of which those in sessions are taken
@@ -51,7 +53,8 @@ def stored_session(
     query = ResultQuery(limit=limit + 1, since=span[0], until=span[1], workloads=names, key=key)
     found = answers.lines(query)  # the oldest first
     judged = pl.col("source").eq_missing(SESSIONS)
-    lines = lines_of_rows(found.filter(~judged))
+    records = found.filter(~judged)
+    lines, kind = lines_of_rows(records), _kind(records, key, settings)
     return SessionRecords(
         key=key,
         since=span[0],
@@ -61,7 +64,7 @@ def stored_session(
         workloads=sorted({line.workload for line in lines}),
         findings=_findings(found.filter(judged)),
         in_hand=_in_hand(client, settings, key, names),
-        nearest=nearest_sessions(client, settings, lines) if found.height <= limit else [],
+        nearest=nearest_sessions(client, settings, lines, kind) if found.height <= limit else [],
     )
 
 
@@ -104,17 +107,27 @@ def _finding(row: dict[str, Any]) -> SessionFinding:
     )
 
 
+def _kind(records: pl.DataFrame, key: str, settings: Settings) -> str:
+    """The kind of a key by the records that name it, "" where none does."""
+    entries = find_keys(records, user_patterns(settings.watch.session_keys)).explode().drop_nulls()
+    kinds = {kind for kind, of in map(kind_of, entries.unique().to_list()) if of == key}
+    return next((kind for kind in KINDS_OF_KEYS if kind in kinds), "")
+
+
 def _in_hand(
     client: "redis.Redis", settings: Settings, key: str, names: tuple[str, ...] | None
 ) -> list[SessionInHand]:
     known = Ledger(client, settings).backlog.totals()
-    wanted = [name for name in known if names is None or name in names]
-    found = WatcherState(client, settings).sessions([session_name(name, key) for name in wanted])
+    wanted = {name for name in known if names is None or name in names}
+    entries = [kind + SEPARATOR + key for kind in KINDS_OF_KEYS]
+    stored = {session_name(name, entry) for name in wanted for entry in entries}
+    found = WatcherState(client, settings).sessions(sorted(stored))
+    parts = [part for session in found.values() for part in session.parts().values()]
     return [
         SessionInHand(
             workload=one.workload,
             events=len(one.at_ms) + one.dropped,
             began=datetime.fromtimestamp(min(one.at_ms) / 1000, UTC) if one.at_ms else None,
         )
-        for one in found.values()
+        for one in {part.workload: part for part in parts if part.workload in wanted}.values()
     ]

@@ -1,13 +1,15 @@
-"""Session keys: the id of a block, a trace or a request in the text of a record.
+"""Session keys: the ids of blocks, traces, requests and the like in the text of a record.
 
-A record's key is the first match of the user's patterns, then of KEY_PATTERNS, in its own text alone. So the
-key depends on nothing around the record, and a workload keeps its sort of key while it writes the same lines.
-Ids that outlive a session are never taken by themselves: pods, processes, threads, users.
+A record has the first key of each kind: of the patterns of a user, then of KEY_PATTERNS. It has all of its
+blocks. Each key is of a session of its own. The keys depend on the record's own text alone, so a workload
+keeps its kinds of keys while it writes the same lines. Ids that outlive a session are never taken by
+themselves: pods, processes, threads, users.
 
 Runs on columns, in Rust, in time linear in the text (its regular expressions do not backtrack). A cheap hint
 tells which records may hold a key at all.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -18,18 +20,25 @@ from pipeline.errors import BadSetting
 from pipeline.records.columns import FEW_ROWS
 
 MAX_KEY: Final = 80  # characters
+MAX_BLOCKS: Final = 128  # of one record: HDFS deletes up to 100 blocks in a line
+SEPARATOR: Final = "\0"  # between a workload, a kind and a key
+# A trace goes through several workloads, under an id that no other trace has.
+JOINED: Final = frozenset({"trace"})
+JOINT: Final = "*"  # stands for the workload of a session that goes through several
 _MAX_PATTERN: Final = 2_000
 _HEX: Final = "[0-9a-fA-F]"
 _UUID: Final = f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}"
 # Between name and value, with the quotes of JSON and of key="value".
 _IS: Final = r"""["']?[ \t]*[=:][ \t]*["']?"""
 _META: Final = frozenset(r"\.+*?()|[]{}^$")  # make a text a pattern
-_NAMES: Final = "request|req|correlation|transaction|txn|operation|execution|job|session"
+_NAMES: Final = "request|req|correlation|transaction|txn|operation|execution|job"
+_VALUE: Final = "[0-9A-Za-z][0-9A-Za-z._:/-]{3,79}"
+_BLOCK: Final = "blk_-?[0-9]+"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyPattern:
-    """One sort of key: the first group of `pattern`. A text that `hint` does not match has no such key."""
+    """A pattern of one kind of key, which is its first group. A text that `hint` does not match has none."""
 
     name: str
     pattern: str
@@ -42,7 +51,7 @@ class KeyPattern:
 
 KEY_PATTERNS: Final = (
     # HDFS: DataNode, NameNode.
-    KeyPattern(name="block", hint="blk_", pattern="(blk_-?[0-9]+)"),
+    KeyPattern(name="block", hint="blk_", pattern=f"({_BLOCK})"),
     # SkyWalking: [service,instance,trace,segment,span]; the trace is N/A where there is none.
     KeyPattern(
         name="trace",
@@ -62,19 +71,56 @@ KEY_PATTERNS: Final = (
         hint=r",[0-9a-f]{16},|,[0-9a-f]{16}\]",
         pattern=r"\[[A-Za-z0-9_.-]*,([0-9a-f]{32}|[0-9a-f]{16}),[0-9a-f]{16}[,\]]",
     ),
-    # OpenStack.
-    KeyPattern(name="request", hint="req-", pattern=f"(req-{_UUID})"),
+    # OpenStack: one request goes through all of its services.
+    KeyPattern(name="trace", hint="req-", pattern=f"(req-{_UUID})"),
     KeyPattern(
         name="request",
-        hint="equest|EQUEST|[Rr]eq[_.-]?[Ii]|orrelation|ORRELATION|ransaction|RANSACTION|txn|TXN|peration"
-        "|xecution|[Jj]ob[_.-]?[Ii]|ession|ESSION",
-        pattern=rf"(?i)(?:{_NAMES})[_.-]?id{_IS}([0-9A-Za-z][0-9A-Za-z._:/-]{{3,79}})",
+        hint="req|Req|REQ|equest|EQUEST|orrelation|ORRELATION|ransaction|RANSACTION|txn|TXN|peration|xecution"
+        "|job|Job",
+        pattern=rf"(?i)(?:{_NAMES})[_.-]?id{_IS}({_VALUE})",
+    ),
+    # OpenStack: [instance: UUID].
+    KeyPattern(
+        name="instance",
+        hint="nstance|NSTANCE",
+        pattern=rf"(?i)instance(?:[_.-]?(?:id|uuid))?{_IS}({_UUID})",
+    ),
+    KeyPattern(name="session", hint="ession|ESSION", pattern=rf"(?i)session[_.-]?id{_IS}({_VALUE})"),
+    # Not that of a parent.
+    KeyPattern(
+        name="span",
+        hint="span|Span|SPAN",
+        pattern=rf"(?i)(?:^|[^0-9a-z_.-])span[_.-]?id{_IS}({_HEX}{{16}})",
     ),
     KeyPattern(name="uuid", hint="-[0-9a-fA-F]{4}-[1-7][0-9a-fA-F]{3}-[89abAB]", pattern=f"({_UUID})"),
 )
+USER: Final = "user"
+KINDS: Final = tuple(dict.fromkeys([USER, *(kind.name for kind in KEY_PATTERNS)]))
 # In the logs that have these, nearly every line does: they are searched one by one.
 _FIRST: Final = 2
-_HINTS: Final = "|".join(kind.hint for kind in KEY_PATTERNS)
+# Alternatives of literals are found three times as fast apart from the others.
+_LITERAL_HINTS, _OTHER_HINTS = (
+    "|".join(kind.hint for kind in KEY_PATTERNS[_FIRST:] if (_META - {"|"}).isdisjoint(kind.hint) is literal)
+    for literal in (True, False)
+)
+_LISTS: Final = pl.List(pl.String)
+
+
+def kind_of(entry: str) -> tuple[str, str]:
+    """(kind, key) of a key as `find_keys` writes it; the kind is "" where none is written."""
+    kind, separator, key = entry.partition(SEPARATOR)
+    return (kind, key) if separator and kind in KINDS else ("", entry)
+
+
+def model_name(workload: str, kind: str) -> str:
+    """Of the session model of a workload's sessions of one kind; `split_model_name` is the inverse."""
+    return workload + SEPARATOR + kind if kind else workload
+
+
+def split_model_name(name: str) -> tuple[str, str]:
+    """(workload, kind)."""
+    workload, _, kind = name.partition(SEPARATOR)
+    return workload, kind
 
 
 def user_patterns(patterns: Sequence[str]) -> tuple[KeyPattern, ...]:
@@ -82,86 +128,161 @@ def user_patterns(patterns: Sequence[str]) -> tuple[KeyPattern, ...]:
     return tuple(_checked(pattern) for pattern in patterns)
 
 
-def extract(frame: pl.DataFrame, patterns: Sequence[KeyPattern] = ()) -> pl.Series:
-    """The session key of each record (String, "session") or null; `patterns` of the user come first.
+def find_keys(frame: pl.DataFrame, patterns: Sequence[KeyPattern] = ()) -> pl.Series:
+    """The session keys of each record (list of String, "sessions"), in the order of KINDS.
 
-    `frame` has `raw`, `message`, or both: only `raw` has the header.
-    """
+    A key is written as `kind NUL key`. A list may hold nulls; it is null or empty where there is none.
+    `frame` has `raw`, `message`, or both: only `raw` has the header."""
     columns = [pl.col(name) for name in ("raw", "message") if name in frame.columns]
     text = frame.select(pl.coalesce(columns).alias("text"))["text"]
     if text.len() < FEW_ROWS:
-        return pl.Series("session", _extract_few(text, patterns), dtype=pl.String)
-    keys = pl.Series("session", [None], dtype=pl.String).new_from_index(0, len(text))
-    rows = text.is_not_null().arg_true()  # without a key so far
-    for kind in patterns:
-        keys, rows = _extract(text, keys, rows, kind)
-    rows = rows.filter(text.gather(rows).str.contains(_HINTS))
-    for kind in KEY_PATTERNS[:_FIRST]:
-        keys, rows = _extract(text, keys, rows, kind)
-    if rows.is_empty():
-        return keys
-    # One query for all hints: most logs hold none of these, or one.
-    candidates = text.gather(rows).to_frame()
-    others = KEY_PATTERNS[_FIRST:]
-    hits = candidates.select(
-        kind.hinted(pl.col("text")).any().alias(str(place)) for place, kind in enumerate(others)
-    )
-    for kind, any_near in zip(others, hits.row(0), strict=True):
-        if any_near:
-            keys, rows = _extract(text, keys, rows, kind)
-    return keys
+        return _padded(_find_few(text, patterns)).alias("sessions")
+    found: dict[str, pl.Series] = {}
+    for kind in (*patterns, *KEY_PATTERNS[:_FIRST]):
+        _search(text, None, kind, found)
+    rows = text.to_frame().select(_any_hint(text.name)).to_series().arg_true()
+    if not rows.is_empty():
+        # One query for all hints: most logs hold none of these, or one.
+        others = KEY_PATTERNS[_FIRST:]
+        hits = text.gather(rows).to_frame().select(_hinted(others, text.name))
+        for kind, near in zip(others, hits.get_columns(), strict=True):
+            if near.any():
+                _search(text, rows.filter(near), kind, found)
+    return _listed(text, found).alias("sessions")
 
 
-def _extract_few(text: pl.Series, patterns: Sequence[KeyPattern]) -> list[str | None]:
+def extract(frame: pl.DataFrame, patterns: Sequence[KeyPattern] = ()) -> pl.Series:
+    """The first of `find_keys` of each record, without its kind (String, "session"); null for none."""
+    first = pl.col("sessions").list.drop_nulls().list.first()
+    key = first.str.split_exact(SEPARATOR, 1).struct.field("field_1").alias("session")
+    return find_keys(frame, patterns).to_frame().select(key).to_series()
+
+
+def _search(text: pl.Series, rows: pl.Series | None, kind: KeyPattern, found: dict[str, pl.Series]) -> None:
+    """Add the keys of this pattern, of these rows (None: of all), that have none of its kind."""
+    before = found.get(kind.name)
+    if before is not None:
+        rows = before.is_null().arg_true() if rows is None else rows.filter(before.gather(rows).is_null())
+    candidates = text if rows is None else text.gather(rows)
+    if kind.hint:
+        hinted = candidates.to_frame().select(kind.hinted(pl.col(candidates.name))).to_series()
+        if not hinted.any():
+            return
+        if not hinted.all(ignore_nulls=False):
+            candidates = candidates.filter(hinted)
+            rows = hinted.arg_true() if rows is None else rows.filter(hinted)
+    keys = candidates.str.extract(kind.pattern, 1).str.head(MAX_KEY)
+    # An id of zeros or dashes stands for none.
+    hit = (keys.str.strip_chars("0.-") != "").fill_null(value=False)
+    if rows is None and hit.all():
+        found[kind.name] = keys
+    elif hit.any():
+        if before is None:
+            before = pl.Series(kind.name, [None], dtype=pl.String).new_from_index(0, len(text))
+        places = hit.arg_true() if rows is None else rows.filter(hit)
+        found[kind.name] = before.scatter(places, keys.filter(hit))
+
+
+def _listed(text: pl.Series, found: dict[str, pl.Series]) -> pl.Series:
+    """The keys of all kinds, and those of further blocks."""
+    if not found:
+        return pl.Series([None], dtype=_LISTS).new_from_index(0, len(text))
+    names = [name for name in KINDS if name in found]
+    frame = pl.DataFrame([found[name].alias(name) for name in names])
+    if "uuid" in found and len(names) > 1:
+        # A UUID that stands in another key is no key of its own.
+        others = [pl.col(name).str.contains(pl.col("uuid"), literal=True) for name in names if name != "uuid"]
+        alone = ~pl.any_horizontal(others).fill_null(value=False)
+        frame = frame.with_columns(pl.when(alone).then(pl.col("uuid")).alias("uuid"))
+    lists = frame.select(pl.concat_list(_entry(name) for name in names)).to_series()
+    if "block" not in found:
+        return lists
+    several = text.str.count_matches("blk_", literal=True).fill_null(0) > 1
+    if not several.any():
+        return lists
+    blocks = pl.Series("block", map(_further_blocks, text.filter(several).to_list()), dtype=_LISTS)
+    parts = pl.DataFrame({"row": several.arg_true(), "first": lists.filter(several), "more": blocks})
+    longer = parts.select("row", pl.concat_list("first", "more").alias("keys"))
+    plain = pl.DataFrame({"row": (~several).arg_true(), "keys": lists.filter(~several)})
+    return pl.concat([plain, longer]).sort("row")["keys"]
+
+
+def _entry(name: str) -> pl.Expr:
+    return pl.lit(name + SEPARATOR) + pl.col(name)
+
+
+def _further_blocks(text: str) -> list[str]:
+    """Keys of the blocks of a text but the first one."""
+    blocks = dict.fromkeys(block[:MAX_KEY] for block in re.findall(_BLOCK, text) if block.strip("0.-"))
+    return [f"block{SEPARATOR}{block}" for block in list(blocks)[1:MAX_BLOCKS]]
+
+
+def _find_few(text: pl.Series, patterns: Sequence[KeyPattern]) -> list[list[str] | None]:
     """The session keys of few texts: a query costs as much as hundreds of rows in Python."""
-    keys: list[str | None] = [None] * text.len()
+    keys: dict[int, dict[str, str]] = {}  # place -> kind -> key, in the order of KINDS
     texts = text.to_frame()
 
     def take(kind: KeyPattern, places: Sequence[int]) -> None:
-        places = [place for place in places if keys[place] is None]
+        if keys:
+            places = [place for place in places if kind.name not in keys.get(place, ())]
         if places:
             for place, found in zip(places, text[places].str.extract(kind.pattern, 1).to_list(), strict=True):
                 if found is not None and found.strip("0.-"):
-                    keys[place] = found[:MAX_KEY]
-
-    def take_hinted(kinds: Sequence[KeyPattern], places: Sequence[int], hits: Sequence[pl.Series]) -> None:
-        for kind, hinted in zip(kinds, hits, strict=True):
-            take(kind, [place for place, hit in zip(places, hinted.to_list(), strict=True) if hit])
+                    keys.setdefault(place, {})[kind.name] = found[:MAX_KEY]
 
     for kind in patterns:
         take(kind, range(text.len()))
     first, others = KEY_PATTERNS[:_FIRST], KEY_PATTERNS[_FIRST:]
-    hints = pl.col(text.name).str.contains(_HINTS).alias("any")
-    near, *hits = texts.select(hints, *_hinted(first, text.name)).get_columns()
-    places = [place for place, hit in enumerate(near.to_list()) if hit]
-    take_hinted(first, range(text.len()), hits)
-    places = [place for place in places if keys[place] is None]
+    near, *hits = texts.select(_any_hint(text.name), *_hinted(first, text.name)).get_columns()
+    for kind, hit in zip(first, hits, strict=True):
+        take(kind, _true(hit))
+    places = _true(near)
     if places:
-        take_hinted(others, places, texts[places].select(_hinted(others, text.name)).get_columns())
-    return keys
+        columns = texts[places].select(_hinted(others, text.name)).get_columns()
+        for kind, hit in zip(others, columns, strict=True):
+            take(kind, [places[at] for at in _true(hit)])
+    lists: list[list[str] | None] = [None] * text.len()
+    for place, found in keys.items():
+        lists[place] = _listed_few(found)
+    blocks = [place for place, found in keys.items() if "block" in found]
+    for place, whole in zip(blocks, text[blocks].to_list() if blocks else (), strict=True):
+        if whole.count("blk_") > 1:
+            lists[place] = [*(lists[place] or ()), *_further_blocks(whole)]
+    return lists
+
+
+def _padded(lists: Sequence[list[str] | None]) -> pl.Series:
+    """As a column, with nulls behind shorter lists: nested lists take ten times as long."""
+    width = max((len(found) for found in lists if found), default=0)
+    if not width:
+        return pl.Series([None], dtype=_LISTS).new_from_index(0, len(lists))
+    flat = [key for found in lists for key in (*(found or ()), *[None] * (width - len(found or ())))]
+    return pl.Series(flat, dtype=pl.String).reshape((len(lists), width)).arr.to_list()
+
+
+def _listed_few(found: dict[str, str]) -> list[str]:
+    if len(found) > 1 and "uuid" in found:
+        uuid = found.pop("uuid")
+        if not any(uuid in key for key in found.values()):
+            found["uuid"] = uuid
+    return [kind + SEPARATOR + key for kind, key in found.items()]
+
+
+def _true(hits: pl.Series) -> list[int]:
+    return [place for place, hit in enumerate(hits.to_list()) if hit]
+
+
+def _any_hint(name: str) -> pl.Expr:
+    """Whether a text may have a key of a kind that is not searched first."""
+    text = pl.col(name).str
+    near = text.contains(_LITERAL_HINTS) | text.contains(_OTHER_HINTS)
+    return near.fill_null(value=False).alias("any")
 
 
 def _hinted(kinds: Sequence[KeyPattern], name: str) -> list[pl.Expr]:
-    return [kind.hinted(pl.col(name)).alias(str(place)) for place, kind in enumerate(kinds)]
-
-
-def _extract(
-    text: pl.Series, keys: pl.Series, rows: pl.Series, kind: KeyPattern
-) -> tuple[pl.Series, pl.Series]:
-    """(`keys` with those of this pattern, the rows that still have none)."""
-    candidates, places = text.gather(rows), rows
-    if kind.hint:
-        hinted = candidates.to_frame().select(kind.hinted(pl.col(candidates.name))).to_series()
-        candidates, places = candidates.filter(hinted), rows.filter(hinted)
-    if places.is_empty():
-        return keys, rows
-    found = candidates.str.extract(kind.pattern, 1)
-    # An id of zeros or dashes stands for none.
-    hit = (found.str.strip_chars("0.-") != "").fill_null(value=False)
-    if not hit.any():
-        return keys, rows
-    keys = keys.scatter(places.filter(hit), found.filter(hit).str.head(MAX_KEY))
-    return keys, rows.filter(keys.gather(rows).is_null())
+    return [
+        kind.hinted(pl.col(name)).fill_null(value=False).alias(str(place)) for place, kind in enumerate(kinds)
+    ]
 
 
 def _checked(pattern: str) -> KeyPattern:
@@ -187,4 +308,4 @@ def _checked(pattern: str) -> KeyPattern:
             f"session_keys {shown!r} has {number} groups; put the key, and nothing else, into one: "
             "order=([0-9]+)"
         )
-    return KeyPattern(name="user", pattern=pattern, hint="")
+    return KeyPattern(name=USER, pattern=pattern, hint="")

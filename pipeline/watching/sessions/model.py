@@ -35,7 +35,7 @@ Pure: learning and judging mutate nothing, need numpy only, and do not depend on
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Final, Self
 
 import msgspec
@@ -119,6 +119,7 @@ class _ModelWire(msgspec.Struct, frozen=True, kw_only=True):
     count_tail: TailWire
     length_tail: ExponentialTail
     order_tail: ExponentialTail
+    places: list[tuple[Annotated[int, _NUMBER], str, int]] = []
 
 
 _MODELS: Final = Codec(dict[str, _ModelWire], version=1, what="the file of session models", newer=BadBundle)
@@ -149,6 +150,8 @@ class SessionModel:
     stateful: bool = (
         False  # trained on prefixes: a session after a gap is judged with everything before the gap
     )
+    # Of a joint model: the workload and the template of each event.
+    places: Mapping[int, tuple[str, int]] = field(default_factory=dict)
 
     @classmethod
     def fit(cls, sessions: Iterable[Sequence[int]], *, trusted: bool = True, level: float = LEVEL) -> Self:
@@ -331,6 +334,7 @@ class SessionModel:
             count_tail=self.count_tail.to_wire(),
             length_tail=self.length_tail,
             order_tail=self.order_tail,
+            places=[(event, *place) for event, place in sorted(self.places.items())],
         )
 
     @classmethod
@@ -356,11 +360,12 @@ class SessionModel:
             ends=frozenset(wire.ends),
             level=wire.level,
             stateful=wire.stateful,
+            places={event: (workload, template) for event, workload, template in wire.places},
         )
 
 
 def dump(models: Mapping[str, SessionModel]) -> bytes:
-    """The file of a bundle with the session model of each workload."""
+    """The file of a bundle with the session models, by `keys.model_name`."""
     return _MODELS.pack({name: model._to_wire() for name, model in sorted(models.items())})
 
 

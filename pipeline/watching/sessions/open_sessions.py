@@ -9,13 +9,16 @@ Closing follows the clock of batch acceptance: a session closes a session timeou
 before then has to be stored. A stream's event times follow this clock; a file that is read at a thousand
 times its speed keeps its sessions open a little longer.
 
+A trace is collected over all workloads, under the name of none (`JOINT`). Once closed it has a part in each
+workload, and it is a session of events of all of them (`joint.py`).
+
 A closed session may go on after a gap. Under a stateful session model its events become its history
 (`history.py`), and later events within a day are judged together with the history. A session with very many
 gaps is judged at some of them, and always at the last.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Annotated, Final
 
@@ -25,6 +28,8 @@ from pipeline.errors import BadPayload
 from pipeline.records.wire import Codec
 from pipeline.watching.observation import Lane, Observation
 from pipeline.watching.sessions.history import KEEP_MS, SessionHistory
+from pipeline.watching.sessions.joint import Places, joint_event
+from pipeline.watching.sessions.keys import JOINED, JOINT, SEPARATOR, kind_of
 from pipeline.watching.sessions.prefixes import MAX_SESSION_PREFIX_EVENTS, thin_out
 
 MAX_SESSION_EVENTS: Final = 2_000  # of one session; HDFS's longest block has 298
@@ -37,13 +42,14 @@ class Segment:
 
     workload: str
     key: str
-    source: str  # of its newest batch
+    source: str  # of its newest batch; "" for a trace as a whole
     at_ms: tuple[int, ...]  # event times, ascending
     lines: tuple[int, ...]
     templates: tuple[int, ...]
     dropped: int  # events past MAX_SESSION_EVENTS
     history: SessionHistory | None = None
     partial: bool = False  # earlier events are missing or out of order
+    places: Places = field(default_factory=dict)  # of the events of a trace as a whole
 
     @property
     def prefix(self) -> tuple[int, ...]:
@@ -107,6 +113,8 @@ class _SessionWire(msgspec.Struct, frozen=True, array_like=True):
     at_steps: _Steps
     line_steps: _Steps
     templates: _Steps
+    origins: list[tuple[str, str]] = []
+    origin_of: _Steps = []
 
 
 _SESSIONS: Final = Codec(_SessionWire, version=1, what="an open session", newer=BadPayload)
@@ -116,8 +124,9 @@ _SESSIONS: Final = Codec(_SessionWire, version=1, what="an open session", newer=
 class OpenSession:
     """One open session; its lists are parallel, in the order in which events arrived."""
 
-    workload: str
+    workload: str  # JOINT for a trace, until it is parted
     key: str
+    kind: str = ""  # of the key
     source: str = ""  # of its newest batch, as the next two
     lane: Lane = Lane.FRESH
     accepted_ms: int = 0
@@ -126,6 +135,15 @@ class OpenSession:
     at_ms: list[int] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
     templates: list[int] = field(default_factory=list)
+    # Of a trace: the workloads with the sources of their newest batches, and which of them each event has.
+    origins: list[tuple[str, str]] = field(default_factory=list)
+    origin_of: list[int] = field(default_factory=list)
+    places: Places = field(default_factory=dict)  # of `whole`
+
+    @property
+    def entry(self) -> str:
+        """Kind and key, as `find_keys` writes them."""
+        return self.kind + SEPARATOR + self.key if self.kind else self.key
 
     def add(self, events: BatchEvents) -> int:
         """Add these events; returns how many there was room for."""
@@ -134,9 +152,50 @@ class OpenSession:
         self.lines += events.lines[: len(at_ms)]
         self.templates += events.templates[: len(at_ms)]
         self.dropped += len(events.at_ms) - len(at_ms)
+        if self.workload == JOINT:
+            self._add_origin(events.observation, len(at_ms))
         self.source, self.lane = events.observation.source, events.observation.lane
         self.accepted_ms = max(self.accepted_ms, events.observation.accepted_ms)
         return len(at_ms)
+
+    def _add_origin(self, observation: Observation, events: int) -> None:
+        workloads = [workload for workload, _ in self.origins]
+        origin = (observation.workload, observation.source)
+        if observation.workload in workloads:
+            place = workloads.index(observation.workload)
+            self.origins[place] = origin
+        else:
+            place = len(workloads)
+            self.origins.append(origin)
+        self.origin_of += [place] * events
+
+    def parts(self) -> dict[str, "OpenSession"]:
+        """Its sessions in single workloads, by name."""
+        if self.workload != JOINT:
+            return {session_name(self.workload, self.entry): self}
+        found = {}
+        for place, (workload, source) in enumerate(self.origins):
+            rows = [row for row, origin in enumerate(self.origin_of) if origin == place]
+            found[session_name(workload, self.entry, joined=False)] = replace(
+                self,
+                workload=workload,
+                source=source,
+                at_ms=[self.at_ms[row] for row in rows],
+                lines=[self.lines[row] for row in rows],
+                templates=[self.templates[row] for row in rows],
+                origins=[],
+                origin_of=[],
+            )
+        return found
+
+    def whole(self) -> "OpenSession":
+        """A trace as one session of events of all of its workloads."""
+        pairs = [
+            (self.origins[origin][0], template)
+            for origin, template in zip(self.origin_of, self.templates, strict=True)
+        ]
+        events = [joint_event(*pair) for pair in pairs]
+        return replace(self, source="", templates=events, places=dict(zip(events, pairs, strict=True)))
 
     def ends_with(self, ends: frozenset[int]) -> bool:
         """Whether its last event is one of these."""
@@ -185,7 +244,8 @@ class OpenSession:
                 templates=templates,
                 dropped=self.dropped if end == len(events) else 0,
                 history=earlier,
-                partial=earlier.partial or gap_ms < 0 if earlier else stateful and lost and not begin,
+                partial=earlier.partial or gap_ms < 0 if earlier else lost and not begin,
+                places=self.places,
             )
             yield segment
             begin, history = end, segment.next_history() if stateful else None
@@ -206,18 +266,27 @@ class OpenSession:
                 _steps(self.at_ms),
                 _steps(self.lines),
                 self.templates,
+                self.origins,
+                self.origin_of,
             )
         )
 
     @classmethod
-    def unpack(cls, workload: str, key: str, blob: bytes) -> "OpenSession":
-        """Raises BadPayload."""
+    def unpack(cls, workload: str, entry: str, blob: bytes) -> "OpenSession":
+        """`entry`: kind and key. Raises BadPayload."""
         wire = _SESSIONS.unpack(blob)
         if not len(wire.at_steps) == len(wire.line_steps) == len(wire.templates):
             raise BadPayload("an open session is not readable: its lists have different lengths")
+        if workload == JOINT and not (
+            len(wire.origin_of) == len(wire.templates)
+            and all(0 <= origin < len(wire.origins) for origin in wire.origin_of)
+        ):
+            raise BadPayload("an open trace is not readable: an event has no workload")
+        kind, key = kind_of(entry)
         return cls(
             workload=workload,
             key=key,
+            kind=kind,
             source=wire.source,
             lane=wire.lane,
             accepted_ms=wire.accepted_ms,
@@ -226,6 +295,8 @@ class OpenSession:
             at_ms=list(accumulate(wire.at_steps)),
             lines=list(accumulate(wire.line_steps)),
             templates=wire.templates,
+            origins=wire.origins,
+            origin_of=wire.origin_of,
         )
 
 
@@ -253,12 +324,12 @@ def _steps(values: Sequence[int]) -> list[int]:
     return [b - a for a, b in pairwise((0, *values))]
 
 
-def session_name(workload: str, key: str) -> str:
-    """The field name of a session in Redis; neither part has a NUL."""
-    return f"{workload}\0{key}"
+def session_name(workload: str, entry: str, *, joined: bool = True) -> str:
+    """The field name of a session in Redis; the workload has no NUL. `joined`: a trace is of no workload."""
+    return f"{JOINT if joined and kind_of(entry)[0] in JOINED else workload}{SEPARATOR}{entry}"
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """(workload, key) of a `session_name`."""
-    workload, _, key = name.partition("\0")
-    return workload, key
+    """(workload, kind and key) of a `session_name`."""
+    workload, _, entry = name.partition(SEPARATOR)
+    return workload, entry

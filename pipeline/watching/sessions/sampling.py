@@ -1,7 +1,11 @@
 """Samples the sessions of stored records for training, in one pass and in bounded memory.
 
-    pages of records --session key (keys.py)--> events, past the limit those of sessions drawn by a hash
-    --> sorted, cut into segments at gaps, unfit sessions left out --> SessionModel (model.py) per workload
+    pages of records --session keys (keys.py)--> events, past the limit those of sessions drawn by a hash
+    --> sorted, cut into segments at gaps, unfit sessions left out
+    --> SessionModel (model.py) per workload and kind of key, and one of traces over all workloads (joint.py)
+
+A kind of key becomes sessions where enough of its keys have two events or more, and where no earlier kind
+cuts the same records alike (kinds.py).
 
 A session is in the sample whole or not at all. The same pages in the same order give the same sample. As in
 the watcher, a session has a gap after `timeout_s` without an event, and goes on with later events within
@@ -9,23 +13,36 @@ KEEP_S.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import polars as pl
 
-from pipeline.watching.sessions.keys import KeyPattern, extract
+from pipeline.watching.sessions.joint import joint_event
+from pipeline.watching.sessions.keys import (
+    JOINED,
+    JOINT,
+    KINDS,
+    SEPARATOR,
+    KeyPattern,
+    find_keys,
+    model_name,
+)
+from pipeline.watching.sessions.kinds import KindOverlap
 from pipeline.watching.sessions.model import SessionModel
 
 MAX_SAMPLED: Final = 3_000_000  # events: some 90 MB
 KEEP_S: Final = 86_400.0  # after a longer gap a key names another session
-MIN_SESSIONS: Final = 50  # of two events or more, for a workload's session model
+MIN_SESSIONS: Final = 50  # of two events or more, for a session model
+# Of traces, that go through several workloads, for a model of traces as wholes.
+MIN_SHARED: Final = 0.1
 _MAX_WORKLOADS: Final = 10_000
 # Sessions that may go on after the last record are left out, unless they are more than this share of all.
 _MAX_OPEN_SHARE: Final = 0.1
 _EVENTS: Final[dict[str, Any]] = {
     "workload": pl.UInt32,
-    "key": pl.UInt64,  # hash of workload and session key
+    "kind": pl.UInt8,  # place in KINDS
+    "key": pl.UInt64,  # hash of the session key, and of the workload for a kind that is not joined
     "at_ms": pl.Int64,
     "template_id": pl.Int64,
     "bad": pl.Boolean,
@@ -34,7 +51,7 @@ _EVENTS: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledSessions:
-    """The sessions of one workload, each as its segments in order of time, and the numbers left out."""
+    """The sessions of one model, each as its segments in order of time, and the numbers left out."""
 
     segments: list[tuple[tuple[int, ...], ...]]
     bad: int  # sessions with an anomalous line
@@ -64,26 +81,42 @@ class SessionSampler:
         self._names: dict[str, int] = {}
         self._pages: list[pl.DataFrame] = []
         self._events = 0
+        self._records = 0  # with a key
+        self._overlap = KindOverlap()
         self._halvings = 0  # one of 2**halvings keys is drawn
 
     def add(self, page: pl.DataFrame) -> None:
         """Take in a page (LEARN_SCHEMA), in the order of its store."""
-        keyed = page.with_columns(extract(page, self._patterns)).filter(
-            pl.col("session").is_not_null() & pl.col("timestamp").is_not_null()
+        keyed = (
+            page.with_columns(find_keys(page, self._patterns))
+            .filter(pl.col("timestamp").is_not_null())
+            .with_row_index("record", offset=self._records)
+            .explode("sessions")
+            .drop_nulls("sessions")
         )
         if keyed.is_empty():
             return
+        self._records += page.height
         workload = pl.col("workload").fill_null("")
         for name in keyed["workload"].fill_null("").unique(maintain_order=True):
             if len(self._names) < _MAX_WORKLOADS:
                 self._names.setdefault(name, len(self._names))
+        parts = pl.col("sessions").str.split_exact(SEPARATOR, 1).struct
+        joined = parts.field("field_0").is_in(list(JOINED))
         events = keyed.select(
+            "record",
             workload.replace_strict(self._names, default=None, return_dtype=pl.UInt32),
-            pl.struct(workload.alias("w"), "session").hash(0).alias("key"),
+            parts.field("field_0")
+            .replace_strict({kind: at for at, kind in enumerate(KINDS)}, return_dtype=pl.UInt8)
+            .alias("kind"),
+            pl.struct(pl.when(joined).then(pl.lit("")).otherwise(workload).alias("w"), "sessions")
+            .hash(0)
+            .alias("key"),
             pl.col("timestamp").dt.epoch("ms").alias("at_ms"),
             pl.col("template_id").fill_null(0),
             pl.col("anomalous").fill_null(value=False).alias("bad"),
         ).filter(pl.col("workload").is_not_null())
+        self._overlap.add(events.select("record", "workload", "kind", "key"))
         self._pages.append(self._draw(events))
         self._events += self._pages[-1].height
         while self._events > self._limit:
@@ -92,41 +125,91 @@ class SessionSampler:
             self._events = sum(page.height for page in self._pages)
 
     def sessions(self) -> dict[str, SampledSessions]:
-        """The sessions of each workload that has any."""
+        """The sessions of each workload and kind of key, by the name of their model."""
         if not self._events:
             return {}
-        events = pl.concat(self._pages).sort("workload", "key", "at_ms", maintain_order=True)
+        names = list(self._names)
+        return {
+            model_name(names[workload], KINDS[kind]): sampled
+            for (workload, kind), sampled in self._parted(pl.concat(self._pages)).items()
+        }
+
+    def _parted(self, events: pl.DataFrame) -> dict[tuple[int, int], SampledSessions]:
+        """The sessions by the numbers of workload and kind."""
+        last = int(events["at_ms"].to_numpy().max())
+        cut = self._cut(events)
+        return {
+            (part["workload"][0], part["kind"][0]): self._finished(part, last)
+            for part in cut.partition_by("workload", "kind")
+        }
+
+    def _cut(self, events: pl.DataFrame) -> pl.DataFrame:
+        """A row for each segment."""
+        of = ("workload", "kind", "key")
+        events = events.sort(*of, "at_ms", maintain_order=True)
         gap = pl.col("at_ms").diff()
-        other = (pl.col("key") != pl.col("key").shift(1)) | (
-            pl.col("workload") != pl.col("workload").shift(1)
-        )
+        other = pl.any_horizontal(pl.col(name) != pl.col(name).shift(1) for name in of)
         new_session = (other | (gap > self._keep_ms)).fill_null(value=True)
         new_segment = (other | (gap > self._timeout_ms)).fill_null(value=True)
-        cut = (
+        return (
             events.with_columns(
                 new_session.cum_sum().alias("session"), new_segment.cum_sum().alias("segment")
             )
             .group_by("segment", maintain_order=True)
             .agg(
-                pl.col("session", "workload").first(),
+                pl.col("session", "workload", "kind").first(),
                 pl.col("template_id"),
                 pl.col("bad").any(),
                 pl.col("at_ms").last().alias("end_ms"),
             )
         )
-        last = int(events["at_ms"].to_numpy().max())
-        names = list(self._names)
-        parts = cut.partition_by("workload")
-        return {names[part["workload"][0]]: self._finished(part, last) for part in parts}
 
     def learn(self) -> dict[str, SessionModel]:
-        """The session model of each workload with enough sessions, most of them of more than one event."""
-        models = {}
-        for name, sampled in self.sessions().items():
-            longer = sum(sum(map(len, segments)) > 1 for segments in sampled.segments)
-            if longer >= MIN_SESSIONS and 2 * longer >= len(sampled.segments):
-                models[name] = SessionModel.fit_segments(sampled.segments, trusted=not self._spotless)
+        """The session models by their names, of each workload and kind with enough sessions, most of them of
+        more than one event."""
+        models: dict[str, SessionModel] = {}
+        if not self._events:
+            return models
+        names, events, repeated = list(self._names), pl.concat(self._pages), self._overlap.repeated()
+        learnt: dict[int, set[int]] = {}
+        for (workload, kind), sampled in sorted(self._parted(events).items()):
+            earlier = learnt.setdefault(workload, set())
+            if _enough(sampled) and earlier.isdisjoint(repeated.get((workload, kind), ())):
+                models[model_name(names[workload], KINDS[kind])] = self._fit(sampled)
+                earlier.add(kind)
+        for kind in map(KINDS.index, sorted(JOINED)):
+            traces = events.filter(pl.col("kind") == kind)
+            workloads = traces.group_by("key").agg(pl.col("workload").n_unique())["workload"]
+            if (workloads > 1).sum() >= max(1, MIN_SHARED * workloads.len()):
+                joint = self._joint(traces)
+                if joint is not None:
+                    models[model_name(JOINT, KINDS[kind])] = joint
         return models
+
+    def _fit(self, sampled: SampledSessions) -> SessionModel:
+        return SessionModel.fit_segments(sampled.segments, trusted=not self._spotless)
+
+    def _joint(self, traces: pl.DataFrame) -> SessionModel | None:
+        """The model of whole traces; None where there are too few."""
+        names = list(self._names)
+        pairs = traces.select("workload", "template_id").unique()
+        events = {
+            (workload, template): joint_event(names[workload], template)
+            for workload, template in pairs.iter_rows()
+        }
+        numbers = pairs.with_columns(
+            pl.Series("event", [events[pair] for pair in pairs.iter_rows()], dtype=pl.Int64)
+        )
+        whole = traces.join(numbers, on=["workload", "template_id"], maintain_order="left").with_columns(
+            pl.col("event").alias("template_id"), pl.lit(0, dtype=pl.UInt32).alias("workload")
+        )
+        ((_, sampled),) = self._parted(whole).items()
+        if not _enough(sampled):
+            return None
+        model = self._fit(sampled)
+        known = set(model.vocabulary.events.tolist())
+        places = {event: (names[w], template) for (w, template), event in events.items() if event in known}
+        return replace(model, places=places)
 
     def _draw(self, events: pl.DataFrame) -> pl.DataFrame:
         # The lowest bits draw equal keys alike, in whichever page they are.
@@ -147,3 +230,8 @@ class SessionSampler:
             bad=every.filter("bad")["session"].n_unique(),
             unfinished=every.filter(pl.col("open") & ~pl.col("bad")).height,
         )
+
+
+def _enough(sampled: SampledSessions) -> bool:
+    longer = sum(sum(map(len, segments)) > 1 for segments in sampled.segments)
+    return longer >= MIN_SESSIONS and 2 * longer >= len(sampled.segments)

@@ -153,7 +153,7 @@ def _fill(settings: Settings, client: "redis.Redis") -> None:
     client.set(Keys(settings.redis.key_prefix).watching("incidents"), state.pack())
     put_devices(Pool(client, settings))
     registry = Registry(client, settings)
-    learnt = dump({"shop/db": SessionModel.fit([(1, 2, 2, 3)] * 60)})
+    learnt = dump({"shop/db\0trace": SessionModel.fit([(1, 2, 2, 3)] * 60)})
     put(registry, ONE, TWO, workloads=("shop/db",), more={SEQUENCES: learnt})
     for version in (ONE, TWO):
         registry.promote(version, at=NOW)

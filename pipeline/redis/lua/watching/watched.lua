@@ -54,8 +54,8 @@ for workload, state in pairs(round.rates) do redis.call('HSET', RATES, workload,
 for _, workload in ipairs(round.forgotten) do
   redis.call('HDEL', PULSES, workload)
   redis.call('HDEL', RATES, workload)
-  redis.call('HDEL', WATCHING, 'lost ' .. workload)
 end
+for _, field in ipairs(round.forgotten_times) do redis.call('HDEL', WATCHING, field) end
 for _, event in ipairs(round.events) do add_event(EVENTS, unpack(event)) end
 for _, entry in ipairs(round.rows) do redis.call('RPUSH', OUTBOX, entry) end
 for field, value in pairs(round.numbers) do redis.call('HSET', WATCHING, field, value) end
