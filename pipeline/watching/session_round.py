@@ -19,7 +19,7 @@ from pipeline.watching.callbacks import ANY_FAILURE, TRANSIENT, Callbacks, Sessi
 from pipeline.watching.rows import WatcherFinding
 from pipeline.watching.sessions.history import KEEP_MS, SessionHistory
 from pipeline.watching.sessions.joint import EventNames, Places
-from pipeline.watching.sessions.keys import JOINED, JOINT, kind_of, model_name, split_model_name
+from pipeline.watching.sessions.keys import JOINED, JOINT, kind_and_key, model_name, split_model_name
 from pipeline.watching.sessions.model import SessionVerdict
 from pipeline.watching.sessions.open_sessions import (
     GRACE_S,
@@ -107,7 +107,7 @@ class SessionRound:
         """The new events of every session that a live model judges, by its name."""
         found = events_by_session(self.view.observed)
         for name, pieces in list(found.items()):
-            kind = kind_of(split_name(name)[1])[0]
+            kind = kind_and_key(split_name(name)[1])[0]
             if kind in JOINED and self._model(JOINT, kind) is not None:
                 continue
             kept = [piece for piece in pieces if self._model(piece.observation.workload, kind) is not None]
@@ -129,7 +129,7 @@ class SessionRound:
         self.events = self.view.events
         for name, of_batches in pieces.items():
             workload, entry = split_name(name)
-            kind, key = kind_of(entry)
+            kind, key = kind_and_key(entry)
             session = touched.setdefault(name, OpenSession(workload=workload, kind=kind, key=key))
             for piece in of_batches:
                 self.events += session.add(piece)
@@ -332,7 +332,7 @@ def _collected_as(name: str) -> str:
 def _model_of(name: str) -> str:
     """The name of the model that judges a session."""
     workload, entry = split_name(name)
-    return model_name(workload, kind_of(entry)[0])
+    return model_name(workload, kind_and_key(entry)[0])
 
 
 def _events(histories: Iterable[SessionHistory]) -> int:

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from pipeline.errors import BadSetting
 from pipeline.watching.sessions import keys
-from pipeline.watching.sessions.keys import MAX_BLOCKS, MAX_KEY, extract, find_keys, kind_of, user_patterns
+from pipeline.watching.sessions.keys import (
+    MAX_BLOCKS,
+    MAX_KEY,
+    extract,
+    find_keys,
+    kind_and_key,
+    user_patterns,
+)
 
 UUID = "3f2504e0-4f89-41d3-9a0c-0305e82c3301"
 OTHER = "1033c28e-4f89-41d3-9a0c-0305e82c3301"
@@ -75,7 +82,7 @@ def test_what_ranks_higher_wins_wherever_it_stands() -> None:
     ],
 )  # fmt: skip
 def test_a_record_has_the_first_key_of_each_kind(raw: str, wanted: dict[str, str]) -> None:
-    assert dict(map(kind_of, every(raw))) == wanted
+    assert dict(map(kind_and_key, every(raw))) == wanted
 
 
 def test_a_record_has_all_of_its_blocks_and_each_once() -> None:

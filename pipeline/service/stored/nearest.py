@@ -15,6 +15,7 @@ from pipeline.service.stored.values import EventDifference, NearestSession
 from pipeline.service.values import Line
 from pipeline.settings import Settings
 from pipeline.watching.sessions.bundled import read_session_models, session_model_of
+from pipeline.watching.sessions.keys import KINDS
 from pipeline.watching.sessions.model import SessionModel
 
 SHOWN: Final = 50  # differences
@@ -23,9 +24,9 @@ SHOWN: Final = 50  # differences
 def nearest_sessions(
     client: "redis.Redis", settings: Settings, lines: Sequence[Line], kind: str
 ) -> list[NearestSession]:
-    """Of each workload with records among these, which are those of one session with a key of this kind.
+    """Of each workload with records among these, which are those of one session.
 
-    A version that cannot be read gives none: a session is shown without its neighbour."""
+    `kind`: of its key, "" where it is not known. A version that cannot be read gives none: a session is shown without its neighbour."""
     registry = Registry(client, settings)
     live = {one.model: one.version for one in registry.live()}
     models: dict[str, Mapping[tuple[str | None, str], SessionModel]] = {}
@@ -40,7 +41,9 @@ def nearest_sessions(
                 models[version] = registry.read(version, read_session_models)
             except LogweirError:
                 models[version] = {}
-        model = session_model_of(models[version], workload, kind)
+        # A key that only a field holds names no kind.
+        known = (session_model_of(models[version], workload, one) for one in ([kind] if kind else KINDS))
+        model = next((one for one in known if one is not None), None)
         events = [line.template_id for line in lines if line.workload == workload and line.template_id]
         if model is None or not events:
             continue

@@ -22,7 +22,7 @@ from pipeline.settings import Settings
 from pipeline.sinks.answers.answers import Answers
 from pipeline.watching.rows import SESSIONS
 from pipeline.watching.sessions.keys import KINDS as KINDS_OF_KEYS
-from pipeline.watching.sessions.keys import SEPARATOR, find_keys, kind_of, user_patterns
+from pipeline.watching.sessions.keys import SEPARATOR, find_keys, kind_and_key, user_patterns
 from pipeline.watching.sessions.open_sessions import session_name
 from pipeline.watching.state import WatcherState
 
@@ -110,7 +110,7 @@ def _finding(row: dict[str, Any]) -> SessionFinding:
 def _kind(records: pl.DataFrame, key: str, settings: Settings) -> str:
     """The kind of a key by the records that name it, "" where none does."""
     entries = find_keys(records, user_patterns(settings.watch.session_keys)).explode().drop_nulls()
-    kinds = {kind for kind, of in map(kind_of, entries.unique().to_list()) if of == key}
+    kinds = {kind for kind, of in map(kind_and_key, entries.unique().to_list()) if of == key}
     return next((kind for kind in KINDS_OF_KEYS if kind in kinds), "")
 
 

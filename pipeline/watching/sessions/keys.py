@@ -106,7 +106,7 @@ _LITERAL_HINTS, _OTHER_HINTS = (
 _LISTS: Final = pl.List(pl.String)
 
 
-def kind_of(entry: str) -> tuple[str, str]:
+def kind_and_key(entry: str) -> tuple[str, str]:
     """(kind, key) of a key as `find_keys` writes it; the kind is "" where none is written."""
     kind, separator, key = entry.partition(SEPARATOR)
     return (kind, key) if separator and kind in KINDS else ("", entry)

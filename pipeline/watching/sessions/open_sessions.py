@@ -29,7 +29,7 @@ from pipeline.records.wire import Codec
 from pipeline.watching.observation import Lane, Observation
 from pipeline.watching.sessions.history import KEEP_MS, SessionHistory
 from pipeline.watching.sessions.joint import Places, joint_event
-from pipeline.watching.sessions.keys import JOINED, JOINT, SEPARATOR, kind_of
+from pipeline.watching.sessions.keys import JOINED, JOINT, SEPARATOR, kind_and_key
 from pipeline.watching.sessions.prefixes import MAX_SESSION_PREFIX_EVENTS, thin_out
 
 MAX_SESSION_EVENTS: Final = 2_000  # of one session; HDFS's longest block has 298
@@ -282,7 +282,7 @@ class OpenSession:
             and all(0 <= origin < len(wire.origins) for origin in wire.origin_of)
         ):
             raise BadPayload("an open trace is not readable: an event has no workload")
-        kind, key = kind_of(entry)
+        kind, key = kind_and_key(entry)
         return cls(
             workload=workload,
             key=key,
@@ -326,7 +326,7 @@ def _steps(values: Sequence[int]) -> list[int]:
 
 def session_name(workload: str, entry: str, *, joined: bool = True) -> str:
     """The field name of a session in Redis; the workload has no NUL. `joined`: a trace is of no workload."""
-    return f"{JOINT if joined and kind_of(entry)[0] in JOINED else workload}{SEPARATOR}{entry}"
+    return f"{JOINT if joined and kind_and_key(entry)[0] in JOINED else workload}{SEPARATOR}{entry}"
 
 
 def split_name(name: str) -> tuple[str, str]:
