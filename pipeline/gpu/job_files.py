@@ -1,6 +1,6 @@
 """Files of a job in the store: the directory that a person uploads, and the results of the program.
 
-Each is one archive below `gpu-jobs/<job>/`, checked by its hash. It goes when its job is forgotten.
+Each is one archive below `gpu-jobs/<job>/`, named and checked by its hash. It goes when its job is forgotten.
 """
 
 import hashlib
@@ -40,8 +40,9 @@ def put_files(objects: Objects, job_id: str, name: str, directory: Path) -> JobF
             )
         with archive.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        objects.put(f"{PREFIX}{job_id}/{name}", archive)
-    return JobFiles(sha256=sha256, size=total)
+        files = JobFiles(sha256=sha256, size=total)
+        objects.put(_key(job_id, name, files), archive)
+    return files
 
 
 def fetch_files(objects: Objects, job_id: str, name: str, files: JobFiles, to: Path) -> None:
@@ -50,7 +51,7 @@ def fetch_files(objects: Objects, job_id: str, name: str, files: JobFiles, to: P
     to.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="logweir-job-") as folder:
         archive = Path(folder) / name
-        if not objects.fetch(f"{PREFIX}{job_id}/{name}", archive, max_bytes=files.size):
+        if not objects.fetch(_key(job_id, name, files), archive, max_bytes=files.size):
             raise BadBundle(f"the store {objects.url} lacks {name} of job {job_id}; submit it again")
         with archive.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != files.sha256:
@@ -60,6 +61,15 @@ def fetch_files(objects: Objects, job_id: str, name: str, files: JobFiles, to: P
                 _unpack(tar, to)
         except tarfile.TarError as exc:
             raise BadBundle(f"{name} of job {job_id} cannot be unpacked: {exc}") from exc
+
+
+def drop_files(objects: Objects, job_id: str, name: str, files: JobFiles) -> None:
+    """Removes an archive that newer files have replaced. Raises StoreUnavailable."""
+    objects.delete(_key(job_id, name, files))
+
+
+def _key(job_id: str, name: str, files: JobFiles) -> str:
+    return f"{PREFIX}{job_id}/{files.sha256[:16]}-{name}"
 
 
 def _unpack(tar: tarfile.TarFile, to: Path) -> None:

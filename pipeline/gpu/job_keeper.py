@@ -6,11 +6,12 @@ compare-and-set. So a keeper that is killed, or is slow, loses and doubles nothi
 
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from pipeline.errors import BadInput, LeaseRefused
+from pipeline.gpu.gang import ranks_of
 from pipeline.gpu.jobs import KEPT_S, JobState, PoolJob, PoolJobs, lost
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import LeaseState, PoolLease, PoolRequest
@@ -26,7 +27,7 @@ NO_NODE: Final = "no node takes jobs; set gpu_jobs = true on one with a GPU"
 
 
 class JobKeeper:
-    """`nodes`: those that take jobs now. `send`: calls a node for a job, False when that failed."""
+    """`nodes`: those that take jobs now. `send`: calls a node for a rank of a job, False when that failed."""
 
     def __init__(
         self,
@@ -34,12 +35,12 @@ class JobKeeper:
         jobs: PoolJobs,
         *,
         nodes: Callable[[], Collection[str]],
-        send: Callable[[str, str], bool],
+        send: Callable[[str, str, int], bool],
     ) -> None:
         self.pool, self.jobs = pool, jobs
         self.nodes, self.send = nodes, send
         self.name = uuid.uuid4().hex
-        self._called: dict[str, float] = {}  # lease -> monotonic, of the last call
+        self._called: dict[tuple[str, int], float] = {}  # lease, rank -> monotonic, of the last call
         self._asked: set[str] = set()  # leases that this process asked for before
         self._tidied = float("-inf")
 
@@ -60,21 +61,34 @@ class JobKeeper:
                 self._note(job, str(exc))
         if any(job.state is JobState.WAITING for job in live):
             self.pool.planner.poll()
-        self._asked &= {job.lease_id for job in live}
-        self._called = {job.lease_id: self._called.get(job.lease_id, 0.0) for job in live}
+        leases = {job.lease_id for job in live}
+        self._asked &= leases
+        self._called = {key: at for key, at in self._called.items() if key[0] in leases}
         self._tidy()
 
     def _move(self, job: PoolJob, nodes: list[str]) -> None:
         if job.cancel and job.state is not JobState.RUNNING:
             self.pool.ledger.abandon(job.lease_id, job.holder)
-            if not self.jobs.beats(job.job_id):
+            if not self.jobs.beating(job):
                 self._end(job, JobState.CANCELLED, "it was cancelled before it began")
         elif job.state is JobState.WAITING:
             self._ask(job, nodes)
         elif job.state is JobState.STARTING:
             self._await_start(job)
-        elif not self.jobs.beats(job.job_id) and not self._has_lease(job):
-            self._put(job, lambda now: lost(now, f"node {now.node} died, or its lease was taken away"))
+        elif why := self._died(job):
+            self._put(job, lambda now: lost(now, why))
+
+    def _died(self, job: PoolJob) -> str:
+        """Why a job that runs is lost, "" while it is not."""
+        beating = self.jobs.beating(job)
+        if not job.gang:
+            over = not beating and not self._has_lease(job)
+            return f"node {job.node} died, or its lease was taken away" if over else ""
+        # The others of a gang go on renewing its lease, so the lease tells nothing about one rank.
+        silent = sorted(set(range(job.size)) - beating - self.jobs.ended_ranks(job))
+        if silent:
+            return f"rank {silent[0]} on node {job.places[silent[0]]} died"
+        return "" if beating else "its ranks ended, and none of them told how"
 
     def _ask(self, job: PoolJob, nodes: list[str]) -> None:
         """Ask for the lease, on the nodes that take jobs now."""
@@ -99,19 +113,26 @@ class JobKeeper:
     def _start(self, job: PoolJob, lease: PoolLease) -> None:
         """Call the node that has the lease."""
         uuids = {part.uuid for part in lease.parts}
-        node = next((d.node for d in self.pool.snapshot().devices if d.uuid in uuids), "")
+        devices = self.pool.snapshot().devices
+        nodes = sorted({device.node for device in devices if device.uuid in uuids})
+        ranks = ranks_of(lease, devices) if job.gang else ()
+        if job.gang and not ranks:
+            self._note(job, "the pool does not know its devices any more")
+            self.pool.ledger.abandon(job.lease_id, job.holder)
+            return
+        changes: dict[str, Any] = {"node": ", ".join(nodes), "ranks": ranks}
         at = now_ms(self.pool.client)
         self._put(
             job,
-            lambda now: replace(now, state=JobState.STARTING, node=node, granted_ms=at, why=""),
+            lambda now: replace(now, state=JobState.STARTING, granted_ms=at, why="", **changes),
         )
-        self._call(replace(job, node=node))
+        self._call(replace(job, **changes), range(job.size))
 
     def _await_start(self, job: PoolJob) -> None:
-        """Keep the lease until the node has begun."""
-        begun = self.jobs.beats(job.job_id)
-        if not begun and now_ms(self.pool.client) - job.granted_ms > START_MS:
-            why = f"node {job.node} did not start it within {START_MS // 1000} s"
+        """Keep the lease until all its nodes have begun."""
+        missing = sorted(set(range(job.size)) - self.jobs.beating(job))
+        if missing and now_ms(self.pool.client) - job.granted_ms > START_MS:
+            why = f"node {job.places[missing[0]]} did not start it within {START_MS // 1000} s"
             self._put(job, lambda now: replace(now, state=JobState.WAITING, why=why, granted_ms=0))
             self.pool.ledger.abandon(job.lease_id, job.holder)
             return
@@ -120,14 +141,15 @@ class JobKeeper:
             why = "its lease ended before it began"
             self._put(job, lambda now: replace(now, state=JobState.WAITING, why=why, granted_ms=0))
             self.pool.ledger.abandon(job.lease_id, job.holder)
-        elif not begun and lease.state is LeaseState.GRANTED:
-            self._call(job)
+        elif missing and lease.state is LeaseState.GRANTED:
+            self._call(job, missing)
 
-    def _call(self, job: PoolJob) -> None:
+    def _call(self, job: PoolJob, ranks: Iterable[int]) -> None:
         now = time.monotonic()
-        if now - self._called.get(job.lease_id, 0.0) > CALL_AGAIN_S:
-            self._called[job.lease_id] = now
-            self.send(job.node, job.job_id)
+        for rank in ranks:
+            if now - self._called.get((job.lease_id, rank), 0.0) > CALL_AGAIN_S:
+                self._called[job.lease_id, rank] = now
+                self.send(job.places[rank], job.job_id, rank)
 
     def _request(self, job: PoolJob) -> PoolRequest:
         ttl_ms = self.pool.settings.internal.lease_ttl_ms

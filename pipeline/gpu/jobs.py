@@ -1,7 +1,9 @@
 """Jobs of the pool: commands that a person submits anywhere, and that run where they get a lease.
 
 A job is one record in Redis. It changes by compare-and-set alone, so whoever reads an older record changes
-nothing. Who moves a job on is written in job_keeper.py; who runs it, in commands/gpu/job_runner.py.
+nothing. Who moves a job on is written in job_keeper.py; who runs it, in commands/gpu/job_runner.py. A gang
+is a job with a process for each device of its lease (gang.py). Its ranks share the record: the first that
+fails ends a try for all, and the last that succeeds ends the job.
 """
 
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from typing import Any, Final, cast
 import redis
 
 from pipeline.errors import BadInput, BadPayload, NotFound
+from pipeline.gpu.gang import Rank
 from pipeline.gpu.leasing import wire
 from pipeline.gpu.values import Need
 from pipeline.logs import logger
@@ -21,9 +24,12 @@ from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 
 KEPT_BYTES: Final = 256 * 1024  # of a job's output
+KEPT_RANK_BYTES: Final = 64 * 1024  # of the output of a rank above 0 ...
+KEPT_RANKS_BYTES: Final = 1024 * 1024  # ... and of all of them together
 KEPT_S: Final = 7 * 86_400
 MOST_LIVE: Final = 10_000  # jobs that have not ended: some ten MiB of Redis
 TRIES: Final = 8  # a record rarely changes twice between a read and a write
+READY: Final = b"ready"
 
 
 class JobState(StrEnum):
@@ -54,6 +60,8 @@ class PoolJob:
     """A submitted command. Times are milliseconds of the Redis clock, 0 where they have not come.
 
     `environment`: NAME=VALUE. `retries`: how often a lost job is tried again. `attempt` counts from 1.
+    `gang`: a process for each device. `ranks` and `master` (address and port of rank 0) are those of the
+    attempt. `results` may be those of an earlier attempt: the next one finds them.
     """
 
     job_id: str
@@ -65,10 +73,13 @@ class PoolJob:
     upload: JobFiles | None = None
     grace_s: float = 10.0
     allocator: bool = True  # torch's variable for its limit is set
+    gang: bool = False
+    ranks: tuple[Rank, ...] = ()
+    master: str = ""
     attempt: int = 1
     state: JobState = JobState.WAITING
     why: str = ""
-    node: str = ""  # where it runs, or ran last
+    node: str = ""  # where it runs, or ran last; of a gang all its nodes
     cancel: bool = False
     exit_code: int | None = None
     results: JobFiles | None = None
@@ -85,6 +96,24 @@ class PoolJob:
     @property
     def holder(self) -> str:
         return f"{self.user}:job"
+
+    @property
+    def size(self) -> int:
+        """How many processes run it."""
+        return self.need.devices if self.gang else 1
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The node of each of them."""
+        return tuple(rank.node for rank in self.ranks) if self.gang else (self.node,)
+
+    def run_id(self, rank: int) -> str:
+        """One process, for its sign of life. Another attempt of a gang has others: both may live a while."""
+        return f"{self.lease_id}:{rank}" if self.gang else self.job_id
+
+    def kept_bytes(self, rank: int) -> int:
+        """Of the output of a rank."""
+        return KEPT_BYTES if not rank else min(KEPT_RANK_BYTES, KEPT_RANKS_BYTES // (self.size - 1))
 
 
 class PoolJobs:
@@ -149,42 +178,70 @@ class PoolJobs:
 
     def forget(self, job_id: str) -> None:
         """Removes a job that has ended."""
+        job = self.find(job_id)
+        size = 1 if job is None else job.size
         with answering():
             self.client.hdel(self._both[1], job_id)
-            self.client.delete(self.keys.gpu("job_output", job_id))
+            self.client.delete(*(self._output_key(job_id, rank) for rank in range(size)))
 
-    def begin(self, job_id: str) -> bool:
-        """The calling process runs this job from now on; False while another one does."""
+    def begin(self, run_id: str) -> bool:
+        """The calling process is this run of a job from now on; False while another one is."""
         with answering():
-            key = self.keys.gpu("job_beat", job_id)
+            key = self.keys.gpu("job_beat", run_id)
             return bool(self.client.set(key, "1", nx=True, px=self.beat_ms))
 
-    def beat(self, job_id: str) -> None:
-        """The process that runs this job lives."""
+    def beat(self, run_id: str, *, ready: bool = False) -> None:
+        """The process of this run lives. `ready`: it could start its program at once."""
         with answering():
-            self.client.set(self.keys.gpu("job_beat", job_id), "1", px=self.beat_ms)
+            self.client.set(self.keys.gpu("job_beat", run_id), READY if ready else "1", px=self.beat_ms)
 
-    def leave(self, job_id: str) -> None:
-        """No process runs this job any more."""
+    def leave(self, run_id: str) -> None:
+        """No process is this run any more."""
         with answering():
-            self.client.delete(self.keys.gpu("job_beat", job_id))
+            self.client.delete(self.keys.gpu("job_beat", run_id))
 
-    def beats(self, job_id: str) -> bool:
+    def beating(self, job: PoolJob, *, ready: bool = False) -> frozenset[int]:
+        """The ranks whose processes live, or those that are ready. Rank 0 is all of a job without a gang."""
+        keys = [self.keys.gpu("job_beat", job.run_id(rank)) for rank in range(job.size)]
         with answering():
-            return bool(self.client.exists(self.keys.gpu("job_beat", job_id)))
+            words = cast("list[bytes | None]", self.client.mget(keys))
+        return frozenset(
+            rank for rank, word in enumerate(words) if word is not None and (not ready or word == READY)
+        )
 
-    def write(self, job_id: str, output: bytes) -> None:
-        """Adds to the output; the last KEPT_BYTES stay."""
-        self._output(job_id, output, -1)
+    def end_rank(self, job: PoolJob, rank: int, *, clean: bool) -> dict[int, bool]:
+        """This rank of a gang is over; `clean`: nothing of it is on its device. All that are over in this
+        attempt."""
+        key = self.keys.gpu("job_ends", job.lease_id)
+        pipe = self.client.pipeline(transaction=True)
+        pipe.hset(key, str(rank), "1" if clean else "0")
+        pipe.expire(key, KEPT_S)
+        pipe.hgetall(key)
+        with answering():
+            ends = cast("dict[bytes, bytes]", pipe.execute()[-1])
+        return {int(number): word == b"1" for number, word in ends.items()}
 
-    def read(self, job_id: str, since: int) -> tuple[int, bytes]:
+    def ended_ranks(self, job: PoolJob) -> frozenset[int]:
+        """The ranks of this attempt that are over."""
+        with answering():
+            names = cast("list[bytes]", self.client.hkeys(self.keys.gpu("job_ends", job.lease_id)))
+        return frozenset(map(int, names))
+
+    def write(self, job_id: str, output: bytes, *, rank: int = 0, kept: int = KEPT_BYTES) -> None:
+        """Adds to the output of a rank; the last `kept` bytes stay."""
+        self._output(job_id, rank, output, kept, -1)
+
+    def read(self, job_id: str, since: int, *, rank: int = 0) -> tuple[int, bytes]:
         """The number of the first byte from `since` on that is kept, and the output from there."""
-        first, output = self._output(job_id, b"", since)
+        first, output = self._output(job_id, rank, b"", KEPT_BYTES, since)
         return int(first), cast("bytes", output)
 
-    def _output(self, job_id: str, output: bytes, since: int) -> list[Any]:
-        key = self.keys.gpu("job_output", job_id)
-        return list(self.scripts.run("jobs/output", [key], [output, KEPT_BYTES, KEPT_S, since]))
+    def _output(self, job_id: str, rank: int, output: bytes, kept: int, since: int) -> list[Any]:
+        key = self._output_key(job_id, rank)
+        return list(self.scripts.run("jobs/output", [key], [output, kept, KEPT_S, since]))
+
+    def _output_key(self, job_id: str, rank: int) -> str:
+        return self.keys.gpu("job_output", job_id, *((str(rank),) if rank else ()))
 
     def _all(self, key: str) -> list[PoolJob]:
         with answering():
@@ -218,4 +275,6 @@ def lost(job: PoolJob, why: str) -> PoolJob:
     if job.attempt > job.retries:
         return replace(job, state=JobState.LOST, why=why)
     again = f"{why}; try {job.attempt + 1} of {job.retries + 1}"
-    return replace(job, state=JobState.WAITING, attempt=job.attempt + 1, why=again, granted_ms=0)
+    return replace(
+        job, state=JobState.WAITING, attempt=job.attempt + 1, why=again, granted_ms=0, ranks=(), master=""
+    )

@@ -116,15 +116,16 @@ class Submit:
             TASK_BACKFILL, QUEUE_BACKFILL, [backfill], {"request": backfill}, shown_args(backfill)
         )
 
-    def start_job(self, node: str, job_id: str) -> bool:
-        """Wake the process of a node that starts jobs."""
+    def start_job(self, node: str, job_id: str, rank: int = 0) -> bool:
+        """Wake the process of a node that starts jobs, for one rank of this job."""
         if self.app is None:
             return False
         from pipeline.messages.app import declare  # a producer carries no Celery
 
         queue = jobs_queue(node)
         declare(self.app, queue)
-        return self._send(TASK_JOB, queue, [job_id], {"request": job_id}, shown_args(job_id))
+        args = [job_id, str(rank)]
+        return self._send(TASK_JOB, queue, args, {"request": job_id}, shown_args(job_id))
 
     def job_nodes(self) -> set[str]:
         """The nodes that take jobs now. Raises RedisUnavailable."""

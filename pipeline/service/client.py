@@ -303,10 +303,11 @@ class Client:
         """Jobs that ended lately, then those that live; their commands for a key with the scope `operate`."""
         return self._get("/gpu/jobs", list[dict[str, Any]])
 
-    def gpu_job_output(self, job: str, since: int = 0) -> dict[str, Any]:
-        """The kept output of a job from byte `since` on (`output`, in base64), where it goes on (`next`), and
-        whether the job has ended. The key needs the scope `operate`. Raises NotFound."""
-        return self._get(f"/gpu/jobs/{quote(job, safe='')}/output", dict[str, Any], _query(since=since))
+    def gpu_job_output(self, job: str, since: int = 0, rank: int = 0) -> dict[str, Any]:
+        """The kept output of a rank of a job from byte `since` on (`output`, in base64), where it goes on
+        (`next`), and whether the job has ended. The key needs the scope `operate`. Raises NotFound."""
+        path = f"/gpu/jobs/{quote(job, safe='')}/output"
+        return self._get(path, dict[str, Any], _query(since=since, rank=rank))
 
     def gpu_usage(self, by: UsageColumn, since: datetime | None, until: datetime | None) -> UsageView:
         """Hours of ended leases."""

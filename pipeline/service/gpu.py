@@ -122,6 +122,7 @@ def job_facts(job: PoolJob, now: int) -> dict[str, Any]:
         "tenant": job.need.tenant,
         "node": job.node,
         "needs": wanted(job.need),
+        "ranks": job.size,
         "command": list(job.command),
         "attempt": job.attempt,
         "retries": job.retries,
@@ -139,15 +140,20 @@ def job_rows(client: "redis.Redis", settings: Settings) -> list[dict[str, Any]]:
     return [job_facts(job, now) for job in (*jobs.ended(), *jobs.live())]
 
 
-def job_output(client: "redis.Redis", settings: Settings, job_id: str, since: int) -> dict[str, Any]:
-    """The kept output from byte `since` on, in base64. `first` is the number of its first byte; `ended` says
-    that no more comes. Raises NotFound, RedisUnavailable."""
+def job_output(
+    client: "redis.Redis", settings: Settings, job_id: str, since: int, rank: int = 0
+) -> dict[str, Any]:
+    """The kept output of a rank from byte `since` on, in base64. `first` is the number of its first byte;
+    `ended` says that no more comes. Raises NotFound, BadInput, RedisUnavailable."""
     jobs = PoolJobs(client, settings)
     job = jobs.known(job_id)
+    if not 0 <= rank < job.size:
+        raise BadInput(f"job {job_id!r} has no rank {rank}; its ranks are 0 to {job.size - 1}")
     ended = job.state in ENDED  # before reading: what comes with the end is read then
-    first, output = jobs.read(job_id, since)
+    first, output = jobs.read(job_id, since, rank=rank)
     return {
         "job": job_id,
+        "rank": rank,
         "state": job.state,
         "why": job.why,
         "ended": ended,

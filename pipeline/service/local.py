@@ -213,9 +213,9 @@ class Local:
         """As the protocol says."""
         return job_rows(self.client, self.settings)
 
-    def gpu_job_output(self, job: str, since: int = 0) -> dict[str, Any]:
+    def gpu_job_output(self, job: str, since: int = 0, rank: int = 0) -> dict[str, Any]:
         """As the protocol says."""
-        return job_output(self.client, self.settings, job, since)
+        return job_output(self.client, self.settings, job, since, rank)
 
     def gpu_usage(self, by: UsageColumn, since: datetime | None, until: datetime | None) -> UsageView:
         """As the protocol says."""

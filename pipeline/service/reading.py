@@ -140,9 +140,9 @@ class PipelineReader(Protocol):
     def gpu_jobs(self) -> list[dict[str, Any]]:
         """Jobs that ended lately, then those that live."""
 
-    def gpu_job_output(self, job: str, since: int = 0) -> dict[str, Any]:
-        """The kept output of a job from byte `since` on (`output`, in base64), where it goes on (`next`), and
-        whether the job has ended. Raises NotFound."""
+    def gpu_job_output(self, job: str, since: int = 0, rank: int = 0) -> dict[str, Any]:
+        """The kept output of a rank of a job from byte `since` on (`output`, in base64), where it goes on
+        (`next`), and whether the job has ended. Raises NotFound."""
 
     def gpu_usage(self, by: UsageColumn, since: datetime | None, until: datetime | None) -> UsageView:
         """Hours of ended leases."""

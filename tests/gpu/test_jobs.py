@@ -3,6 +3,7 @@ one store."""
 
 import contextlib
 import io
+import ipaddress
 import os
 import signal
 import subprocess
@@ -20,15 +21,20 @@ import pytest
 import redis
 from command_line import Verb
 from fake_nvml_driver import Driver, Gpu
+from gpu_worlds import device, exclusive, lease
 from polling import wait_until
 from pool_devices import put_devices
 
+from pipeline.commands.gpu.job_runner import Outcome
+from pipeline.commands.gpu.run import Stop
 from pipeline.errors import BadInput
-from pipeline.gpu import job_files
+from pipeline.gpu import gang, job_files
 from pipeline.gpu.job_keeper import JobKeeper
 from pipeline.gpu.jobs import KEPT_BYTES, JobState, PoolJob, PoolJobs
+from pipeline.gpu.node import address
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.values import Need
+from pipeline.gpu.rank_pool import RankPool
+from pipeline.gpu.values import Need, PoolLease
 from pipeline.settings import Settings
 
 NEED = Need(memory_mib=4_000)
@@ -40,15 +46,15 @@ class Keeping:
 
     pool: Pool
     jobs: PoolJobs
-    calls: list[tuple[str, str]]
+    calls: list[tuple[str, str, int]]
     nodes: set[str]
 
     def round(self) -> None:
         """A round of a new keeper: nothing of an earlier one is needed."""
         self.jobs.client.delete(self.jobs.keys.gpu("job_keeper"))
 
-        def send(node: str, job_id: str) -> bool:
-            self.calls.append((node, job_id))
+        def send(node: str, job_id: str, rank: int) -> bool:
+            self.calls.append((node, job_id, rank))
             return True
 
         JobKeeper(self.pool, self.jobs, nodes=lambda: self.nodes, send=send).round()
@@ -86,7 +92,7 @@ def test_a_job_goes_only_to_a_node_that_takes_jobs(keeping: Keeping) -> None:
     assert keeping.job("one").why == "no node takes jobs; set gpu_jobs = true on one with a GPU"
     keeping.nodes = {"node-b"}
     job = keeping.started("one")
-    assert (job.node, job.why, keeping.calls) == ("node-b", "", [("node-b", "one")])
+    assert (job.node, job.why, keeping.calls) == ("node-b", "", [("node-b", "one", 0)])
 
 
 def test_a_need_that_names_another_node_waits_with_the_reason(keeping: Keeping) -> None:
@@ -185,6 +191,108 @@ def test_an_archive_writes_nothing_outside_its_directory(
     assert not (tmp_path / "out").exists() and not (tmp_path / "deep" / "out").exists()
 
 
+# Gangs
+
+
+def a_gang(name: str, **changes: Any) -> PoolJob:
+    return a_job(name, need=replace(NEED, devices=2), gang=True, **changes)
+
+
+def running_gang(keeping: Keeping, name: str, **changes: Any) -> PoolJob:
+    """A gang whose two ranks beat."""
+    keeping.nodes = {"node-a", "node-b"}
+    keeping.jobs.submit(a_gang(name, **changes))
+    job = keeping.started(name)
+    assert all(keeping.jobs.begin(job.run_id(rank)) for rank in (0, 1))
+    keeping.jobs.change(name, lambda now: replace(now, state=JobState.RUNNING))
+    return keeping.job(name)
+
+
+def test_the_nodes_of_a_gang_are_called_for_their_ranks(keeping: Keeping) -> None:
+    job = running_gang(keeping, "two")
+    assert keeping.calls == [("node-a", "two", 0), ("node-b", "two", 1)]
+    assert (job.node, job.places) == ("node-a, node-b", ("node-a", "node-b"))
+    assert [(rank.uuid, rank.local, rank.beside) for rank in job.ranks] == [
+        ("GPU-node-a-0", 0, 1), ("GPU-node-b-0", 0, 1)
+    ]  # fmt: skip
+
+
+def test_a_silent_rank_ends_the_try_of_its_gang_though_others_renew_the_lease(keeping: Keeping) -> None:
+    job = running_gang(keeping, "two", retries=1)
+    keeping.round()
+    assert keeping.job("two").state is JobState.RUNNING
+    keeping.jobs.leave(job.run_id(1))
+    keeping.round()
+    again = keeping.job("two")
+    assert (again.state, again.attempt, again.ranks) == (JobState.WAITING, 2, ())
+    assert again.why == "rank 1 on node node-b died; try 2 of 2"
+    assert keeping.jobs.begin(again.run_id(0)), "the next try does not wait for the processes of this one"
+
+
+def test_a_rank_that_is_over_is_not_missed_while_the_others_run(keeping: Keeping) -> None:
+    job = running_gang(keeping, "two")
+    pool = RankPool(keeping.pool, keeping.jobs, job, 1, the_lease(keeping, job))
+    assert [part.uuid for part in pool.own.parts] == ["GPU-node-b-0"]
+    assert pool.renew(pool.own).lost == "" and pool.release(pool.own)
+    assert not pool.leave()
+    keeping.jobs.leave(job.run_id(1))
+    keeping.round()
+    assert keeping.job("two").state is JobState.RUNNING
+    assert the_lease(keeping, job), "its lease is the gang's"
+    first = RankPool(keeping.pool, keeping.jobs, job, 0, the_lease(keeping, job))
+    assert first.leave(), "the last one gives it back"
+    assert keeping.pool.snapshot().leases == ()
+
+
+def the_lease(keeping: Keeping, job: PoolJob) -> PoolLease:
+    return next(lease for lease in keeping.pool.snapshot().leases if lease.lease_id == job.lease_id)
+
+
+def test_ranks_lie_together_by_node_and_a_slice_is_a_group_of_its_own() -> None:
+    whole = (device(1, node="b"), device(0, node="b"), device(0, node="a"))
+    ranks = gang.ranks_of(lease("x", exclusive(devices=3), whole), whole)
+    assert [(r.node, r.uuid, r.local, r.beside, r.group) for r in ranks] == [
+        ("a", "GPU-a-00000", 0, 1, 0), ("b", "GPU-b-00000", 0, 2, 1), ("b", "GPU-b-00001", 1, 2, 1)
+    ]  # fmt: skip
+    assert gang.devices_of_rank(ranks, 2) == {"GPU-b-00000", "GPU-b-00001"}
+    slices = [replace(device(n, node="b"), parent="GPU-b") for n in (0, 1)]
+    cut = gang.ranks_of(lease("x", exclusive(devices=2), slices), slices)
+    assert [(r.local, r.beside, r.group) for r in cut] == [(0, 1, 0), (0, 1, 1)]
+    assert gang.devices_of_rank(cut, 1) == {"GPU-b-00001"}
+    assert gang.ranks_of(lease("x", exclusive(devices=3), whole), whole[:2]) == ()
+    found = gang.rank_variables(ranks, 2, master="10.0.0.5:4711", run="x.2", attempt=2, retries=3)
+    assert found == {
+        "MASTER_ADDR": "10.0.0.5", "MASTER_PORT": "4711", "RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1", "TORCHELASTIC_RUN_ID": "x.2",
+        "TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_MAX_RESTARTS": "3",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("outcome", "attempt", "expected"),
+    [
+        (Outcome(code=1), 1, (JobState.WAITING, 2, "rank 1 ended with 1; try 2 of 2")),
+        (Outcome(code=1), 2, (JobState.FAILED, 2, "rank 1 ended with 1")),
+        (Outcome(code=137, stopped=Stop.TOO_MUCH), 1, (JobState.FAILED, 1, "rank 1 used more memory than it leased")),
+        (Outcome(code=0), 1, (JobState.SUCCEEDED, 1, "")),
+    ],
+)  # fmt: skip
+def test_a_rank_that_fails_takes_a_try_of_its_gang(
+    outcome: Outcome, attempt: int, expected: tuple[JobState, int, str]
+) -> None:
+    job = replace(outcome, rank="rank 1").of(a_gang("two", retries=1, attempt=attempt))
+    assert (job.state, job.attempt, job.why) == expected
+
+
+def test_the_address_for_other_machines_is_that_of_the_way_to_redis() -> None:
+    assert address.redis_host("rediss://:word@10.0.0.7:6380/1") == "10.0.0.7"
+    assert address.redis_host("unix:///tmp/redis.sock") == ""
+    assert address.redis_host("sentinel://s1:26379,s2/0?master=m") == "s1"
+    assert address.interface_of("127.0.0.1") == ("lo" if sys.platform == "linux" else "lo0")
+    assert ipaddress.ip_address(address.own_address("no.such.host.invalid"))
+    assert 0 < address.free_port("127.0.0.1") < 65_536
+
+
 # Two nodes
 
 # A process of node b has its name; its children have it too.
@@ -192,9 +300,21 @@ NAMED = "import os, socket\nif name := os.environ.get('TEST_NODE'):\n    socket.
 TTL_MS = 3_000  # of leases: a lost job is noticed after one and a round of the keeper
 
 
+def started(environment: dict[str, str], node: str, folder: Path) -> list["subprocess.Popen[bytes]"]:
+    """The agent of a node, and the process that takes its jobs."""
+    with (folder / f"{node}.log").open("ab") as log:
+        return [
+            subprocess.Popen(
+                [sys.executable, "-m", f"pipeline.workers.{module}", f"{module}-{node}"],
+                env=environment, stdout=log, stderr=log, start_new_session=True,
+            )
+            for module in ("agent", "jobs")
+        ]  # fmt: skip
+
+
 @dataclass
 class TwoNodes:
-    """Node b takes jobs; this process is on the other one."""
+    """Both take jobs, and node a has room for small ones only; this process is on node a."""
 
     pool: Pool
     jobs: PoolJobs
@@ -204,14 +324,7 @@ class TwoNodes:
 
     def start_b(self) -> None:
         """The two processes of node b, in a group of their own."""
-        with (self.folder / "b.log").open("ab") as log:
-            for module, name in (("agent", "agent-b"), ("jobs", "jobs-b")):
-                self.processes.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", f"pipeline.workers.{module}", name],
-                        env=self.environment, stdout=log, stderr=log, start_new_session=True,
-                    )
-                )  # fmt: skip
+        self.processes += started(self.environment, "b", self.folder)
 
     def job(self, job_id: str) -> PoolJob:
         found = self.jobs.find(job_id)
@@ -262,20 +375,14 @@ def nodes(
         (tmp_path / f"driver-{name}").mkdir()
         driver = Driver(tmp_path / f"driver-{name}")
         driver.devices(Gpu(f"GPU-{name}", total=24_576 if name == "b" else 8_192))
-        own = settings.replace(data_dir=tmp_path / f"data-{name}", gpu_jobs=name == "b")
+        own = settings.replace(data_dir=tmp_path / f"data-{name}", gpu_jobs=True)
         environment = {
             **plain, **own.to_environ(), "TEST_NODE": name, "TEST_FOLDER": str(tmp_path), "SECRET_OF_THE_NODE": "x",
             "PYTHONPATH": str(tmp_path / "names"),
             "LD_LIBRARY_PATH": str(driver.library.parent), "FAKE_NVML": str(driver.control),
         }  # fmt: skip
         if name == "a":
-            with (tmp_path / "a.log").open("wb") as log:
-                processes.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", "pipeline.workers.agent", "agent-a"],
-                        env=environment, stdout=log, stderr=log, start_new_session=True,
-                    )
-                )  # fmt: skip
+            processes += started(environment, "a", tmp_path)
     for key, value in settings.to_environ().items():  # the command of this process, on node a
         monkeypatch.setenv(key, value)
     with redis.Redis.from_url(str(settings.redis.url)) as client:
@@ -293,6 +400,45 @@ def nodes(
                     process.wait(20)
             for log in ("a.log", "b.log"):
                 print((tmp_path / log).read_text()[-4000:])
+
+
+RANK = """
+echo rank $RANK of $WORLD_SIZE, local $LOCAL_RANK, node $GROUP_RANK, try $TORCHELASTIC_RESTART_COUNT
+echo device $CUDA_VISIBLE_DEVICES saved $(cat $GPU_JOB_RESULTS/step) master $MASTER_ADDR:$MASTER_PORT
+if [ $GPU_JOB_TRY = 1 ]; then
+  echo 7 > $GPU_JOB_RESULTS/step
+  [ $RANK = 1 ] && { sleep 1; kill -9 $$; }
+  sleep 300
+fi
+"""
+
+
+def _a_gang_goes_on_from_its_checkpoint(nodes: TwoNodes, logweir: Verb) -> None:
+    """Rank 1 kills itself: rank 0 ends too, and both find the file of rank 0 in the next try."""
+    said = logweir(
+        "gpu", "submit", "--memory", "6GiB", "--devices", "2", "--retries", "1", "--name", "two", "--",
+        "sh", "-c", RANK,
+    )  # fmt: skip
+    assert said.code == 0, said
+    results = nodes.folder / "two"
+    waited = logweir("gpu", "wait", "two", "--timeout", "60s", "--results", str(results))
+    assert waited.code == 0, (
+        waited,
+        logweir("gpu", "logs", "two"),
+        logweir("gpu", "logs", "two", "--rank", "1"),
+    )
+    assert (results / "step").read_text() == "7\n"
+    masters = set()
+    for rank in (0, 1):
+        output = logweir("gpu", "logs", "two", "--rank", str(rank)).out
+        for attempt, saved in ((0, ""), (1, " 7")):
+            assert f"rank {rank} of 2, local 0, node {rank}, try {attempt}\n" in output
+            assert f"device GPU-{'ab'[rank]} saved{saved} master" in output
+        masters.add(tuple(line.rpartition(" ")[2] for line in output.splitlines() if "master" in line))
+    assert len(masters) == 1, "both look for rank 0 at one place in each try"
+    assert "another rank has ended" in logweir("gpu", "logs", "two").out
+    assert logweir("gpu", "logs", "two", "--rank", "2").code == 2
+    assert nodes.pool.snapshot().leases == ()
 
 
 def test_a_job_runs_on_another_node_with_its_files_and_one_of_a_dead_node_is_told_or_tried_again(
@@ -321,6 +467,8 @@ def test_a_job_runs_on_another_node_with_its_files_and_one_of_a_dead_node_is_tol
     assert logweir("gpu", "cancel", "long").code == 0
     assert wait_until(lambda: nodes.state("long") is JobState.CANCELLED, timeout_s=20)
     assert wait_until(lambda: not nodes.pool.snapshot().leases, timeout_s=5)
+
+    _a_gang_goes_on_from_its_checkpoint(nodes, logweir)
 
     # Two that run when their node dies.
     for name, retries in (("gone", "0"), ("again", "1")):

@@ -13,6 +13,8 @@ EXAMPLES: Final = """examples:
   logweir gpu release "$GPU_LEASE" --token "$GPU_LEASE_TOKEN"
   logweir gpu submit --memory 8GiB --upload src -- python train.py
                                                            on whatever machine of the pool has room and takes jobs
+  logweir gpu submit --exclusive --devices 4 --retries 2 --upload src -- python train.py
+                                                           a gang: a process for each device, with torchrun's variables
   logweir gpu usage --since 30d --by kind                  how many GPU-hours of training, scoring, users
   logweir gpu simulate --load 0.95                         what another order of the queue would do
 """
@@ -108,7 +110,16 @@ def _submitting(action: Any) -> None:
     )
     _need(submit)
     submit.add_argument(
-        "--retries", type=int, default=0, metavar="N", help="try again when its machine or lease is lost (0)"
+        "--retries",
+        type=int,
+        default=0,
+        metavar="N",
+        help="try again when its machine or lease is lost; of a gang also when a rank fails (0)",
+    )
+    submit.add_argument(
+        "--one-process",
+        action="store_true",
+        help="with --devices: one program sees all devices, on one node; else each device gets a process (a gang)",
     )
     submit.add_argument(
         "--upload", metavar="DIR", help="copy this directory there; the program starts in the copy"
@@ -134,6 +145,7 @@ def _submitting(action: Any) -> None:
     logs = action("logs", "the end of a job's output, at most 256 KiB")
     logs.add_argument("job", metavar="JOB", help="its id, as submit or jobs shows it")
     logs.add_argument("--follow", action="store_true", help="go on until the job has ended")
+    logs.add_argument("--rank", type=int, default=0, metavar="N", help="of a gang: this process (0)")
 
     cancel = action("cancel", "end a job: one that waits is taken back, a program is asked to end")
     cancel.add_argument("job", metavar="JOB", help="its id")
@@ -146,7 +158,7 @@ def _submitting(action: Any) -> None:
     wait.add_argument("job", metavar="JOB", help="its id")
     wait.add_argument("--timeout", metavar="SPAN", help="give up after so long; default: wait for ever")
     wait.add_argument(
-        "--results", metavar="DIR", help="write there what the program left in $GPU_JOB_RESULTS"
+        "--results", metavar="DIR", help="write there what the program left in $GPU_JOB_RESULTS (rank 0's)"
     )
 
 

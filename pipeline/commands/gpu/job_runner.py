@@ -1,27 +1,31 @@
-"""`python -m pipeline.commands.gpu.job_runner JOB`: runs one job on the node that has its lease.
+"""`python -m pipeline.commands.gpu.job_runner JOB [RANK]`: runs one job, or one rank of a gang, on the node
+that has its lease.
 
 It is `logweir gpu run` for a lease that was granted already. The program gets a directory of its own, no
 input, and an environment without our addresses and passwords. Its output goes to Redis, the last 256 KiB.
 """
 
+import math
 import os
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, chdir, contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
 from pipeline.commands.common import err
+from pipeline.commands.gpu.job_results import JobResults
 from pipeline.commands.gpu.request import NAME
 from pipeline.commands.gpu.run import Run, Stop
 from pipeline.errors import BadSetting, LeaseRefused, LogweirError, RedisUnavailable
-from pipeline.gpu.job_files import RESULTS, UPLOAD, fetch_files, put_files
-from pipeline.gpu.jobs import KEPT_BYTES, JobFiles, JobState, PoolJob, PoolJobs, lost
+from pipeline.gpu.job_files import UPLOAD, fetch_files
+from pipeline.gpu.jobs import JobState, PoolJob, PoolJobs, lost
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.pool import Pool
+from pipeline.gpu.rank_pool import RankPool
 from pipeline.gpu.values import PoolLease
 from pipeline.logs import logger, set_up
 from pipeline.redis.connection import connect, now_ms
@@ -39,7 +43,7 @@ PASSED: Final = (
 
 
 def main(argv: list[str]) -> int:
-    (job_id,) = argv
+    job_id, rank = argv[0], int(argv[1]) if len(argv) > 1 else 0
     settings = Settings.load()
     set_up("error")
     if not settings.gpu.jobs or not NAME.fullmatch(job_id):
@@ -47,15 +51,20 @@ def main(argv: list[str]) -> int:
     pool = Pool(connect(settings), settings)
     jobs = PoolJobs(pool.client, settings)
     job = jobs.find(job_id)
-    mine = job is not None and job.state is JobState.STARTING and job.node == this_node()
-    if job is None or not mine or not jobs.begin(job_id):
+    mine = job is not None and job.state is JobState.STARTING and this_node() in job.places[rank : rank + 1]
+    if job is None or not mine or not jobs.begin(run_id := job.run_id(rank)):
         return 0
     lease = next((x for x in pool.snapshot().leases if x.lease_id == job.lease_id), None)
     try:
         if lease is not None and lease.holder == job.holder:
-            JobRun(pool, jobs, settings, job, lease).run()
+            if job.gang:
+                from pipeline.commands.gpu.gang_runner import GangRun
+
+                GangRun(RankPool(pool, jobs, job, rank, lease), settings).run()
+            else:
+                JobRun(pool, jobs, settings, job, lease).run()
     finally:
-        jobs.leave(job_id)
+        jobs.leave(run_id)
     return 0
 
 
@@ -66,12 +75,16 @@ class Outcome:
     code: int | None = None
     stopped: Stop = Stop.NOT
     failed: str = ""  # it could not be run here
-    results: JobFiles | None = None
+    rank: str = ""  # of a gang, in words
+
+    @property
+    def good(self) -> bool:
+        return self.code == 0 and not self.stopped
 
     def of(self, job: PoolJob) -> PoolJob:
         """The job after this run."""
-        job = replace(job, exit_code=self.code, results=self.results or job.results)
-        if self.code == 0 and not self.stopped:
+        job = replace(job, exit_code=self.code)
+        if self.good:
             return replace(job, state=JobState.SUCCEEDED, why="")
         if job.cancel:
             return replace(job, state=JobState.CANCELLED, why="it was cancelled")
@@ -79,9 +92,12 @@ class Outcome:
             return lost(job, self.failed)
         if self.stopped in (Stop.LOST, Stop.REQUESTED):
             return lost(job, f"its lease on {job.node} was taken away, or had to be given back")
-        why = f"its program ended with {self.code}"
+        why = f"{self.rank or 'its program'} ended with {self.code}"
         if self.stopped is Stop.TOO_MUCH:
-            why = "its program used more memory than it leased"
+            why = f"{self.rank or 'its program'} used more memory than it leased"
+        elif self.rank and job.attempt <= job.retries:
+            # The others fail by the death of one, and the first word of it may be theirs.
+            return lost(job, why)
         return replace(job, state=JobState.FAILED, why=why)
 
 
@@ -96,13 +112,19 @@ def _fault(exc: Exception) -> str:
 class JobRun:
     """One attempt of a job. A thread reports meanwhile that this process lives."""
 
+    rank = 0
+    ready = False  # for the sign of life: its program could start at once
+    look_s = math.inf  # between two looks at the record; at the latest with the next sign of life
+
     def __init__(
         self, pool: Pool, jobs: PoolJobs, settings: Settings, job: PoolJob, lease: PoolLease
     ) -> None:
         self.pool, self.jobs, self.settings = pool, jobs, settings
         self.job, self.lease = job, lease
-        self.directory = settings.data.dir.absolute() / "gpu-jobs" / job.lease_id
+        name = f"{job.lease_id}.{self.rank}" if job.gang else job.lease_id
+        self.directory = settings.data.dir.absolute() / "gpu-jobs" / name
         self.objects = open_store(settings.data.store)
+        self.results = JobResults(jobs, self.objects, job, self.directory / "results", stores=self.rank == 0)
         self.output = bytearray()
         self._guard = threading.Lock()
         self._over = threading.Event()
@@ -125,20 +147,20 @@ class JobRun:
         try:
             self._prepare()
         except Exception as exc:  # noqa: BLE001 - else the job would be tried for ever
-            return self._unused(f"node {self.job.node} could not prepare it: {_fault(exc)}")
-        started = self.jobs.change(self.job.job_id, self._claim)
+            return self._unused(f"node {this_node()} could not prepare it: {_fault(exc)}")
+        started = self._begin()
         if started is None or started.cancel:
             return self._unused("it was taken back before it began")
         try:
             with self._captured():
                 outcome = self._program()
         except Exception as exc:  # noqa: BLE001 - as above
-            return Outcome(failed=f"node {self.job.node} could not run it: {_fault(exc)}")
+            return Outcome(failed=f"node {this_node()} could not run it: {_fault(exc)}")
         try:
-            return replace(outcome, results=self._results())
+            self.results.end()
         except (LogweirError, OSError) as exc:
             self._add(f"logweir: its results are not stored: {exc}\n".encode())
-            return outcome
+        return outcome
 
     def _unused(self, why: str) -> Outcome:
         """Give the lease back, since no program began in it."""
@@ -150,6 +172,11 @@ class JobRun:
         (self.directory / "results").mkdir(parents=True)
         if self.job.upload is not None:
             fetch_files(self.objects, self.job.job_id, UPLOAD, self.job.upload, self.directory)
+        self.results.restore()
+
+    def _begin(self) -> PoolJob | None:
+        """The record once the program may start; None when it may not."""
+        return self.jobs.change(self.job.job_id, self._claim)
 
     def _claim(self, job: PoolJob) -> PoolJob | None:
         """Begin, unless the job was passed on meanwhile."""
@@ -159,23 +186,31 @@ class JobRun:
 
     def _program(self) -> Outcome:
         own = dict(one.split("=", 1) for one in self.job.environment)
-        own |= {"GPU_JOB": self.job.job_id, "GPU_JOB_RESULTS": str(self.directory / "results")}
-        with reduced_environment(PASSED, own), chdir(self.directory):
-            self._running = Run(
-                self.pool, self.lease, settings=self.settings, command=list(self.job.command),
-                grace_s=self.job.grace_s, console=err(), allocator=self.job.allocator,
-            )  # fmt: skip
+        with reduced_environment(PASSED, own | self._variables()), chdir(self.directory):
+            self._running = self._run_of()
+            self.results.begin()
             try:
                 code = self._running.run(reported=True)
             except LeaseRefused as exc:
                 return Outcome(failed=str(exc))
         return Outcome(code=code, stopped=self._running.stopped)
 
-    def _results(self) -> JobFiles | None:
-        results = self.directory / "results"
-        if not results.is_dir() or not any(results.iterdir()):
-            return None
-        return put_files(self.objects, self.job.job_id, RESULTS, results)
+    def _variables(self) -> dict[str, str]:
+        """Of the program, beside those of its lease."""
+        return {
+            "GPU_JOB": self.job.job_id,
+            "GPU_JOB_RESULTS": str(self.directory / "results"),
+            "GPU_JOB_TRY": str(self.job.attempt),
+        }
+
+    def _run_of(self) -> Run:
+        return self._new_run()
+
+    def _new_run(self, *, locked: Collection[str] | None = None) -> Run:
+        return Run(
+            self.pool, self.lease, settings=self.settings, command=list(self.job.command),
+            grace_s=self.job.grace_s, console=err(), allocator=self.job.allocator, locked=locked,
+        )  # fmt: skip
 
     @contextmanager
     def _captured(self) -> Iterator[None]:
@@ -207,29 +242,37 @@ class JobRun:
     def _add(self, data: bytes) -> None:
         with self._guard:
             self.output += data
-            del self.output[: max(0, len(self.output) - KEPT_BYTES)]
+            del self.output[: max(0, len(self.output) - self.job.kept_bytes(self.rank))]
 
     def _mind(self) -> None:
         """Says that this process lives, hands the output on, and looks whether the job was cancelled."""
-        every_s, beaten = self.jobs.beat_ms / 5000, 0.0
+        every_s, beaten, looked = self.jobs.beat_ms / 5000, 0.0, 0.0
         while not self._over.wait(FLUSH_S):
+            now = time.monotonic()
             try:
                 self._flush()
-                if time.monotonic() - beaten < every_s:
+                if now - beaten >= every_s:
+                    self.jobs.beat(self.job.run_id(self.rank), ready=self.ready)
+                    beaten = now
+                if now - looked < min(every_s, self.look_s):
                     continue
-                self.jobs.beat(self.job.job_id)
-                beaten = time.monotonic()
-                job = self.jobs.find(self.job.job_id)
+                job, looked = self.jobs.find(self.job.job_id), now
             except RedisUnavailable:
                 continue  # the lease is lost before long, and the program ends with it
-            if job is not None and job.cancel and self._running is not None:
+            if self._running is not None and (why := self._why_over(job)):
+                self._running.cancelled_why = why
                 self._running.cancelled.set()
+
+    def _why_over(self, job: PoolJob | None) -> str:
+        """Why the program is to end by the record, "" while it is not."""
+        return "it was cancelled" if job is not None and job.cancel else ""
 
     def _flush(self) -> None:
         with self._guard:
             data = bytes(self.output)
         if data:
-            self.jobs.write(self.job.job_id, data)
+            kept = self.job.kept_bytes(self.rank)
+            self.jobs.write(self.job.job_id, data, rank=self.rank, kept=kept)
             with self._guard:
                 # What came meanwhile stays; what was dropped meanwhile was at the front too.
                 del self.output[: min(len(data), len(self.output))]

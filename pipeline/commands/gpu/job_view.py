@@ -43,7 +43,7 @@ def show_output(args: argparse.Namespace, at: "PipelineReader") -> int:
     """The kept output of a job, and with `--follow` what comes, until it ends."""
     since = 0
     while True:
-        found = at.gpu_job_output(args.job, since)
+        found = at.gpu_job_output(args.job, since, args.rank)
         if found["first"] > since:
             job_remark(f"the first {found['first'] - since:,} bytes of the output are no longer kept")
         _show(b64decode(found["output"]))

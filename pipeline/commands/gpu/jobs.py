@@ -14,6 +14,7 @@ from pipeline.commands.common import out, print_json, printable
 from pipeline.commands.gpu.job_view import POLL_S, job_remark
 from pipeline.commands.gpu.request import LATER, need_of, request_name, seconds_of, user
 from pipeline.errors import BadInput
+from pipeline.gpu.gang import MOST_RANKS, RANK_VARIABLES
 from pipeline.gpu.job_files import RESULTS, UPLOAD, fetch_files, put_files
 from pipeline.gpu.jobs import ENDED, JobState, PoolJob, PoolJobs
 from pipeline.gpu.node.enforce import VARIABLES
@@ -73,7 +74,7 @@ def _job_of(args: argparse.Namespace, pool: Pool) -> PoolJob:
     for one in args.env:
         if not VARIABLE.fullmatch(one) or "\0" in one:
             raise BadInput(f"--env {one!r} is no variable; write NAME=VALUE")
-        if one.partition("=")[0] in VARIABLES:
+        if _name(one) in VARIABLES:
             raise BadInput(f"--env {one!r} is set by the lease; leave it out")
     if (length := sum(map(len, (*command, *args.env)))) > MOST_TEXT:
         raise BadInput(
@@ -84,7 +85,13 @@ def _job_of(args: argparse.Namespace, pool: Pool) -> PoolJob:
     if len(name) > LONGEST_NAME:
         raise BadInput(f"--name {name!r} has {len(name)} characters; a job takes at most {LONGEST_NAME}")
     need = need_of(args, pool)
-    need = replace(need, same_node=need.devices > 1 or need.same_node)  # one process cannot span two
+    gang = need.devices > 1 and not args.one_process
+    if gang and need.devices > MOST_RANKS:
+        raise BadInput(f"--devices {need.devices} are too many: a gang has at most {MOST_RANKS} processes")
+    taken = next((name for name in map(_name, args.env) if gang and name in RANK_VARIABLES), None)
+    if taken is not None:
+        raise BadInput(f"--env {taken} is set by the gang; leave it out, or add --one-process")
+    need = replace(need, same_node=args.one_process or need.same_node)  # one process cannot span two
     if why := pool.refusal(need):
         raise BadInput(why)
     return PoolJob(
@@ -96,7 +103,12 @@ def _job_of(args: argparse.Namespace, pool: Pool) -> PoolJob:
         retries=args.retries,
         grace_s=seconds_of("--grace", args.grace, 10.0),
         allocator=not args.no_torch_limit,
+        gang=gang,
     )
+
+
+def _name(variable: str) -> str:
+    return variable.partition("=")[0]
 
 
 def _cancel(args: argparse.Namespace, jobs: PoolJobs, settings: Settings) -> int:

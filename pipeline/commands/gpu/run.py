@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from enum import IntEnum
 from pathlib import Path
@@ -132,8 +132,11 @@ class Run:
         grace_s: float,
         console: Console,
         allocator: bool = True,
+        locked: Collection[str] | None = None,
     ) -> None:
+        """`locked`: the devices to lock on this machine; None: all of the lease."""
         self.allocator = allocator
+        self.locked = [part.uuid for part in lease.parts if locked is None or part.uuid in locked]
         self.pool, self.settings, self.lease = pool, settings, lease
         self.command, self.grace_s, self.console = command, grace_s, console
         self.node = this_node()
@@ -144,6 +147,7 @@ class Run:
         self.alone_s = min(grace_s, SAFE * ttl_s)  # it was renewed within a beat before we died
         self.stopped = Stop.NOT
         self.cancelled = threading.Event()  # set from outside: the program is asked to end
+        self.cancelled_why = "it was cancelled"
         self.code = LATER  # when it was
         self.give_up_at: float | None = None
         self._asked = False
@@ -157,15 +161,15 @@ class Run:
             )
             alone = self.lease.need.mode is LeaseMode.EXCLUSIVE
             fds: tuple[int, ...] = ()
-            for part in self.lease.parts:
+            for uuid in self.locked:
                 lock = locks.enter_context(
-                    host_lock.host_lock(host_lock.HOST_DIRECTORY, part.uuid, exclusive=alone)
+                    host_lock.host_lock(host_lock.HOST_DIRECTORY, uuid, exclusive=alone)
                 )
                 fds += lock.fds
                 if lock.fd is None:
                     _note(
                         self.console,
-                        f"{short(part.uuid)} cannot be locked on this machine (no file in "
+                        f"{short(uuid)} cannot be locked on this machine (no file in "
                         f"{host_lock.HOST_DIRECTORY}), "
                         "so only the lease keeps other stacks here off it; make that directory writable",
                     )
@@ -198,7 +202,7 @@ class Run:
                 began = True
                 look.at_once()
             if self.cancelled.is_set():
-                self._stop(supervised, Stop.REQUESTED, "it was cancelled", self.grace_s)
+                self._stop(supervised, Stop.REQUESTED, self.cancelled_why, self.grace_s)
             if in_use.lost.is_set():
                 self._stop(supervised, Stop.LOST, f"the lease is lost ({in_use.why()})", self.lost_s)
             elif in_use.yield_by_ms is not None:

@@ -1,4 +1,4 @@
-"""The task of a node that takes jobs: starts the process that runs one, and is over.
+"""The task of a node that takes jobs: starts the process that runs one, or one rank of it, and is over.
 
 The process lives apart from this worker, so a restart of the worker ends no job. Its lease ends it. A message
 that comes twice starts a second process, which finds the job begun and ends.
@@ -18,13 +18,13 @@ RUNNER: Final = "pipeline.commands.gpu.job_runner"
 _begun: list["subprocess.Popen[bytes]"] = []  # to be reaped
 
 
-def run(context: Context, job_id: str = "", *_: str) -> None:
+def run(context: Context, job_id: str = "", rank: str = "0", *_: str) -> None:
     _begun[:] = [process for process in _begun if process.poll() is None]
     if not context.settings.gpu.jobs:
         logger(job=job_id).warning("gpu.job_refused", why="gpu_jobs is off on this machine")
         return
     _begun.append(
         subprocess.Popen(
-            [sys.executable, "-m", RUNNER, job_id], stdin=subprocess.DEVNULL, start_new_session=True
+            [sys.executable, "-m", RUNNER, job_id, rank], stdin=subprocess.DEVNULL, start_new_session=True
         )
     )

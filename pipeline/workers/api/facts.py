@@ -221,9 +221,10 @@ async def get_job_output(
     _asker: Annotated[Asker, Depends(needs(OPERATE))],
     job: Annotated[str, Path(max_length=80)],
     since: Annotated[int, Query(ge=0, le=2**53)] = 0,
+    rank: Annotated[int, Query(ge=0, le=2**31)] = 0,
 ) -> Response:
-    """What a job has printed, as far as it is kept, from byte `since` on."""
-    return await _told(request, lambda api: job_output(api.client, api.settings, job, since))
+    """What a rank of a job has printed, as far as it is kept, from byte `since` on."""
+    return await _told(request, lambda api: job_output(api.client, api.settings, job, since, rank))
 
 
 @router.get("/gpu/usage", responses=answers_with(UsageView, "Hours of ended leases."))
