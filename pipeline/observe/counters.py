@@ -39,7 +39,7 @@ LEASES: Final = ("drain", "training", "share", OTHER)
 TRAININGS: Final = ("published", "kept", "failed", "cancelled")
 # Of what is found in no single line: rules of sessions, rates of templates.
 FOUND: Final = (
-    "session-event", "session-length", "session-counts", "session-order",
+    "session-event", "session-length", "session-counts", "session-order", "session-missing",
     "rate-burst", "rate-silence", "rate-mix", OTHER,
 )  # fmt: skip
 # What programs send lines in.

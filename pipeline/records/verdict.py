@@ -29,6 +29,7 @@ class Reason(StrEnum):
     SESSION_LENGTH = "session-length"  # data: "length/shortest-longest"
     SESSION_COUNTS = "session-counts"  # data: "id here/usual"
     SESSION_ORDER = "session-order"  # data: "id after id", "id first" or "id last"
+    SESSION_MISSING = "session-missing"  # data: "id after id ms n/of", with " late ms" if it came
     RATE_BURST = "rate-burst"  # a template, or the workload, came far oftener than its past expects
     RATE_SILENCE = "rate-silence"  # a steady event stopped
     RATE_MIX = "rate-mix"  # the lines divide otherwise over the templates

@@ -1,7 +1,7 @@
 """The reasons of a finding in one plain sentence."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -19,6 +19,19 @@ _ORDER: Final = (
     Reason.ERROR_SEVERITY,
     Reason.UNLIKELY_TOKENS,
 )
+
+
+# What no single line shows.
+_WATCHED: Final[Mapping[str, str]] = {
+    Reason.SESSION_EVENT: "an event that no normal session has",
+    Reason.SESSION_COUNTS: "events in numbers that no normal session has",
+    Reason.SESSION_LENGTH: "another length than normal sessions",
+    Reason.SESSION_ORDER: "an order that no normal session has",
+    Reason.SESSION_MISSING: "an event that did not come in its usual time",
+    Reason.RATE_BURST: "more lines than its past explains",
+    Reason.RATE_SILENCE: "lines that stopped",
+    Reason.RATE_MIX: "another mix of templates than before",
+}
 
 
 def why(finding: Finding) -> str:
@@ -83,22 +96,8 @@ def _part(name: str, data: list[str], level: str | None, text: str) -> str:
             return "unclassified: its workload is past its template limit"
         case Reason.WARMING:
             return "no model yet"
-        case Reason.SESSION_EVENT:
-            return "an event that no normal session has"
-        case Reason.SESSION_COUNTS:
-            return "events in numbers that no normal session has"
-        case Reason.SESSION_LENGTH:
-            return "another length than normal sessions"
-        case Reason.SESSION_ORDER:
-            return "an order that no normal session has"
-        case Reason.RATE_BURST:
-            return "more lines than its past explains"
-        case Reason.RATE_SILENCE:
-            return "lines that stopped"
-        case Reason.RATE_MIX:
-            return "another mix of templates than before"
         case _:
-            return clipped(": ".join([name, *data[:1]]), 120)
+            return _WATCHED.get(name) or clipped(": ".join([name, *data[:1]]), 120)
 
 
 def _rare(data: Sequence[str]) -> str:

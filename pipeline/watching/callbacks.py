@@ -9,6 +9,7 @@ import polars as pl
 import redis
 
 from pipeline.errors import Retryable
+from pipeline.watching.sessions.follow_ups import FollowUps
 from pipeline.watching.sessions.joint import Places
 from pipeline.watching.sessions.model import SessionVerdict
 
@@ -28,6 +29,10 @@ class SessionJudge(Protocol):
     @property
     def places(self) -> Places:
         """The workloads and templates behind the events of a joint model."""
+
+    @property
+    def follow_ups(self) -> FollowUps:
+        """What comes soon after what."""
 
     @property
     def stateful(self) -> bool:

@@ -17,9 +17,11 @@ from pipeline.logs import logger
 from pipeline.settings import Settings
 from pipeline.watching.callbacks import ANY_FAILURE, TRANSIENT, Callbacks, SessionJudge
 from pipeline.watching.rows import WatcherFinding
+from pipeline.watching.sessions.follow_ups import Missing
 from pipeline.watching.sessions.history import KEEP_MS, SessionHistory
 from pipeline.watching.sessions.joint import EventNames, Places
 from pipeline.watching.sessions.keys import JOINED, JOINT, kind_and_key, model_name, split_model_name
+from pipeline.watching.sessions.missing import with_missing
 from pipeline.watching.sessions.model import SessionVerdict
 from pipeline.watching.sessions.open_sessions import (
     GRACE_S,
@@ -250,9 +252,11 @@ class SessionRound:
             for segment in segments:
                 reported = reported if segment.history else ()
                 verdict = next(verdicts)
+                complete = not segment.partial and segment.at_ms[-1] <= complete_ms
+                if complete:
+                    verdict = with_missing(verdict, self._missing(model, segment))
                 if not verdict.anomalous or verdict.cause in reported:
                     continue
-                complete = not segment.partial and segment.at_ms[-1] <= complete_ms
                 if complete or holds_unfinished(verdict):
                     if session.entry not in self.reported:
                         wrong.append((segment, verdict, session.entry))
@@ -267,6 +271,9 @@ class SessionRound:
             self.reported |= {entry for _, _, entry in wrong}
         changes.found = self._in_words(wrong, version, model.places)
         return changes
+
+    def _missing(self, model: SessionJudge, segment: Segment) -> list[Missing]:
+        return model.follow_ups.missing(segment.templates, segment.at_ms, waited_ms=self.limits.timeout_ms)
 
     def _in_words(
         self, wrong: Sequence[tuple[Segment, SessionVerdict, str]], version: str, learnt: Places

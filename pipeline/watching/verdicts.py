@@ -40,7 +40,7 @@ def of_session(segment: Segment, verdict: SessionVerdict, version: str, names: E
         cause=plain.cause,
         subject=f"{segment.key} {until_now.began_ms} {until_now.line} {until_now.source}",
         at=_moment(segment.at_ms[fault]),
-        message=f"{_why(verdict, names)}: session {key}, {events}{span}{where}",
+        message=f"{'; '.join(_sentences(verdict, names))}: session {key}, {events}{span}{where}",
         detail=_events(segment, names),
         reasons=plain.reasons,
         score=verdict.score,
@@ -55,7 +55,8 @@ def _fault(segment: Segment, verdict: SessionVerdict) -> int:
 
     A block may have been written for an hour before the fault; those events have nothing to do with it.
     """
-    named = verdict.reasons[0].partition(":")[2].split()
+    name, _, data = verdict.reasons[0].partition(":")
+    named = data.split()[2 if name == Reason.SESSION_MISSING else 0 :]
     event = int(named[0]) if named and named[0].isdecimal() else -1
     return segment.templates.index(event) if event in segment.templates else len(segment.templates) - 1
 
@@ -84,9 +85,17 @@ def named_in(segment: Segment, verdict: SessionVerdict) -> frozenset[int]:
     return frozenset(named)
 
 
-def _why(verdict: SessionVerdict, names: EventNames) -> str:
-    """The first reason in words, as it is if it has another form."""
-    name, _, data = verdict.reasons[0].partition(":")
+def _sentences(verdict: SessionVerdict, names: EventNames) -> list[str]:
+    """The first reason, and the first follow-up that did not come in time."""
+    first, *others = verdict.reasons
+    missing = [one for one in others if one.partition(":")[0] == Reason.SESSION_MISSING]
+    shown = [first] if first.partition(":")[0] == Reason.SESSION_MISSING else [first, *missing[:1]]
+    return [_why(one, names) for one in shown]
+
+
+def _why(reason: str, names: EventNames) -> str:
+    """A reason in words, as it is if it has another form."""
+    name, _, data = reason.partition(":")
     match name, data.replace("/", " ").split():
         case Reason.SESSION_EVENT, [event]:
             return f"{_named(event, names)} is in no normal session"
@@ -102,7 +111,16 @@ def _why(verdict: SessionVerdict, names: EventNames) -> str:
             return (
                 f"{_named(event, names)} comes right after {_named(before, names)}, as in no normal session"
             )
-    return verdict.reasons[0]
+        case Reason.SESSION_MISSING, [event, "after", before, usual_ms, within, parts, *late]:
+            share = 100 * int(within) / int(parts)
+            usual = f"within {_seconds(int(usual_ms))} in {share:.{0 if share == 100 else 1}f} %"
+            here = f"here after {_seconds(int(late[1]))}" if late else "not here"
+            return f"{_named(before, names)} is followed by {_named(event, names)} {usual}; {here}"
+    return reason
+
+
+def _seconds(ms: int) -> str:
+    return f"{ms / 1000:,.0f} s" if ms % 1000 == 0 or ms >= 10_000 else f"{ms / 1000:.1f} s"
 
 
 def _named(event: str, names: EventNames) -> str:

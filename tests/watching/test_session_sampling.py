@@ -205,6 +205,9 @@ def test_traces_are_learnt_in_each_workload_and_as_wholes_and_what_repeats_them_
     normal = [joint_event(*place) for place in (("shop", 1), ("bank", 1), ("bank", 2), ("shop", 3))]
     without_bank = [normal[0], normal[3]]
     assert [verdict.anomalous for verdict in joint.judge([normal, without_bank])] == [False, True]
+    assert [(one.after, one.event) for one in joint.follow_ups.every if one.after == normal[2]] == [
+        (normal[2], normal[3])
+    ]
     again = load(dump(learnt))["*\0trace"]
     assert again.places == joint.places and again.judge([normal]) == joint.judge([normal])
 

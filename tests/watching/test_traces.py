@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from pipeline.drain.templates import Template, pack_template
 from pipeline.settings import Settings
+from pipeline.watching.sessions.follow_ups import FollowUps, learn_follow_ups
 from pipeline.watching.sessions.joint import joint_event
 from pipeline.watching.sessions.keys import JOINT
 from pipeline.watching.sessions.model import NORMAL, SessionVerdict
@@ -20,6 +22,7 @@ class Trace:
     ends = frozenset[int]()
     stateful = False
     places: Mapping[int, tuple[str, int]] = {PAY: ("pay", WORK)}
+    follow_ups = FollowUps()
 
     def __init__(self) -> None:
         self.judged: list[tuple[int, ...]] = []
@@ -106,3 +109,25 @@ def test_what_was_not_collected_is_not_missed_when_its_model_comes(traced: Trace
     traced.watcher.callbacks = replace(traced.watcher.callbacks, session_model=traced.model)
     traced.stored(("trace\0t1", 1, OPEN), workload="web")
     assert traced.round(end=True).found == [], "the payment may have been before"
+
+
+def test_a_trace_that_breaks_off_says_what_should_have_come_within_what_time(traced: Traced) -> None:
+    traced.client.hset(
+        traced.keys.templates,
+        mapping={
+            str(number): pack_template(Template(template_id=number, text=text, severe=False, workload="web"))
+            for number, text in ((OPEN, "order created"), (WORK, "payment charged"))
+        },
+    )
+    whole = [([WEB, PAY], [0, 1_500])] * 997 + [([WEB, PAY], [0, 30_000])] * 3
+    traced.whole.follow_ups = learn_follow_ups(whole)
+    traced.stored(("trace\0t1", 0, OPEN), ("trace\0t1", 2, OPEN), workload="web")
+    (found,) = traced.round(end=True).found
+    assert found.reasons == (
+        f"session-counts:{WORK} 0/1",
+        f"session-missing:{WORK} after {OPEN} 2000 997/1000",
+    )
+    says = (
+        f"T{OPEN} `order created` of web is followed by T{WORK} `payment charged` of pay within 2 s in 99.7 %"
+    )
+    assert f"; {says}; not here: session t1, 2 events" in found.message

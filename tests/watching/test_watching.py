@@ -35,6 +35,7 @@ from pipeline.watching.incidents.live import Incidents
 from pipeline.watching.observation import Lane, Observation, observe
 from pipeline.watching.rates import minute_counts
 from pipeline.watching.rows import MAX_ROWS, marked_as, template_of
+from pipeline.watching.sessions.follow_ups import FollowUps
 from pipeline.watching.sessions.model import NORMAL, SessionVerdict
 from pipeline.watching.state import WatcherState
 from pipeline.watching.watcher import RoundSummary, Watcher
@@ -64,6 +65,7 @@ class Faults:
     ends = frozenset({CLOSE})
     stateful = False
     places: Mapping[int, tuple[str, int]] = {}
+    follow_ups = FollowUps()
 
     def __init__(self) -> None:
         self.judged: list[tuple[int, ...]] = []

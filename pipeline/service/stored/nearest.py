@@ -26,7 +26,8 @@ def nearest_sessions(
 ) -> list[NearestSession]:
     """Of each workload with records among these, which are those of one session.
 
-    `kind`: of its key, "" where it is not known. A version that cannot be read gives none: a session is shown without its neighbour."""
+    `kind`: of its key, "" where it is not known. A version that cannot be read gives none: a session is shown
+    without its neighbour."""
     registry = Registry(client, settings)
     live = {one.model: one.version for one in registry.live()}
     models: dict[str, Mapping[tuple[str | None, str], SessionModel]] = {}

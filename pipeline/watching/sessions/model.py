@@ -46,6 +46,7 @@ from pipeline.errors import BadBundle, BadPayload
 from pipeline.records.verdict import Reason, reason
 from pipeline.records.wire import Codec
 from pipeline.watching.sessions.count_vectors import CountVectors, VectorVocabulary, leave_out_mask
+from pipeline.watching.sessions.follow_ups import MAX_FOLLOW_UPS, FollowUp, FollowUps
 from pipeline.watching.sessions.leave_one_out import ISOLATED, EmpiricalTail, ExponentialTail, TailWire
 from pipeline.watching.sessions.lengths import fit_length_tail, length_excess
 from pipeline.watching.sessions.prefixes import (
@@ -120,6 +121,7 @@ class _ModelWire(msgspec.Struct, frozen=True, kw_only=True):
     length_tail: ExponentialTail
     order_tail: ExponentialTail
     places: list[tuple[Annotated[int, _NUMBER], str, int]] = []
+    follow_ups: Annotated[tuple[FollowUp, ...], msgspec.Meta(max_length=MAX_FOLLOW_UPS)] = ()
 
 
 _MODELS: Final = Codec(dict[str, _ModelWire], version=1, what="the file of session models", newer=BadBundle)
@@ -152,6 +154,7 @@ class SessionModel:
     )
     # Of a joint model: the workload and the template of each event.
     places: Mapping[int, tuple[str, int]] = field(default_factory=dict)
+    follow_ups: FollowUps = field(default_factory=FollowUps)
 
     @classmethod
     def fit(cls, sessions: Iterable[Sequence[int]], *, trusted: bool = True, level: float = LEVEL) -> Self:
@@ -335,6 +338,7 @@ class SessionModel:
             length_tail=self.length_tail,
             order_tail=self.order_tail,
             places=[(event, *place) for event, place in sorted(self.places.items())],
+            follow_ups=self.follow_ups.every,
         )
 
     @classmethod
@@ -361,6 +365,7 @@ class SessionModel:
             level=wire.level,
             stateful=wire.stateful,
             places={event: (workload, template) for event, workload, template in wire.places},
+            follow_ups=FollowUps(wire.follow_ups),
         )
 
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import polars as pl
 
+from pipeline.watching.sessions.follow_ups import MAX_PARTS, Part, learn_follow_ups
 from pipeline.watching.sessions.joint import joint_event
 from pipeline.watching.sessions.keys import (
     JOINED,
@@ -54,6 +55,7 @@ class SampledSessions:
     """The sessions of one model, each as its segments in order of time, and the numbers left out."""
 
     segments: list[tuple[tuple[int, ...], ...]]
+    parts: list[Part]  # at most MAX_PARTS of the segments, with the times of their events
     bad: int  # sessions with an anomalous line
     unfinished: int  # segments
 
@@ -158,7 +160,7 @@ class SessionSampler:
             .group_by("segment", maintain_order=True)
             .agg(
                 pl.col("session", "workload", "kind").first(),
-                pl.col("template_id"),
+                pl.col("template_id", "at_ms"),
                 pl.col("bad").any(),
                 pl.col("at_ms").last().alias("end_ms"),
             )
@@ -187,7 +189,8 @@ class SessionSampler:
         return models
 
     def _fit(self, sampled: SampledSessions) -> SessionModel:
-        return SessionModel.fit_segments(sampled.segments, trusted=not self._spotless)
+        model = SessionModel.fit_segments(sampled.segments, trusted=not self._spotless)
+        return replace(model, follow_ups=learn_follow_ups(sampled.parts))
 
     def _joint(self, traces: pl.DataFrame) -> SessionModel | None:
         """The model of whole traces; None where there are too few."""
@@ -225,8 +228,10 @@ class SessionSampler:
             every = every.with_columns(pl.lit(value=False).alias("open"))
         fit = every.filter(~pl.col("bad") & ~pl.col("open"))
         segments = fit.group_by("session", maintain_order=True).agg("template_id")["template_id"].to_list()
+        drawn = fit.gather_every(-(-fit.height // MAX_PARTS) or 1).select("template_id", "at_ms")
         return SampledSessions(
             segments=[tuple(map(tuple, session)) for session in segments],
+            parts=[(tuple(events), tuple(at_ms)) for events, at_ms in drawn.iter_rows()],
             bad=every.filter("bad")["session"].n_unique(),
             unfinished=every.filter(pl.col("open") & ~pl.col("bad")).height,
         )
