@@ -37,10 +37,10 @@ DEVICES: Final = ("cpu", "cuda", OTHER)
 LEASES: Final = ("drain", "training", "share", OTHER)
 # Of a training; kept: the new model was judged worse than the live one.
 TRAININGS: Final = ("published", "kept", "failed", "cancelled")
-# Of what is found in no single line: rules of sessions, rates of templates.
+# Of what is found in no single line: rules of sessions, rates of templates, their numbers.
 FOUND: Final = (
     "session-event", "session-length", "session-counts", "session-order", "session-missing",
-    "rate-burst", "rate-silence", "rate-mix", OTHER,
+    "rate-burst", "rate-silence", "rate-mix", "number-shift", "number-outlier", OTHER,
 )  # fmt: skip
 # What programs send lines in.
 PROTOCOLS: Final = ("otlp", "bulk", "loki", "hec", "lines", "journal", "syslog", "relp", "forward", OTHER)

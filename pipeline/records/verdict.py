@@ -33,6 +33,8 @@ class Reason(StrEnum):
     RATE_BURST = "rate-burst"  # a template, or the workload, came far oftener than its past expects
     RATE_SILENCE = "rate-silence"  # a steady event stopped
     RATE_MIX = "rate-mix"  # the lines divide otherwise over the templates
+    NUMBER_SHIFT = "number-shift"  # the values of a variable of a template are other ones than before
+    NUMBER_OUTLIER = "number-outlier"  # one of them lies far above all others
 
 
 def reason(name: Reason, data: str = "") -> str:

@@ -25,6 +25,7 @@ from pipeline.records.schema import is_timed
 from pipeline.records.verdict import UNCLASSIFIED, Reason
 from pipeline.records.wire import Codec
 from pipeline.watching.table import ObservedTable, Schema
+from pipeline.watching.values.sampling import VALUES, chosen_rows, value_tables, value_texts
 
 # More than the largest batch in use has with four keys a record come from a mistaken session key.
 MAX_EVENTS: Final = 40_000
@@ -73,7 +74,8 @@ _ANOMALY_COLUMNS: Final = (
 )  # fmt: skip
 _NO_EVENTS: Final = EVENTS.empty()
 _NO_ANOMALIES: Final = ANOMALIES.empty()
-_SCHEMAS: Final = {"rates": RATES, "events": EVENTS, "anomalies": ANOMALIES}
+_NO_VALUES: Final = VALUES.empty()
+_SCHEMAS: Final = {"rates": RATES, "events": EVENTS, "anomalies": ANOMALIES, "values": VALUES}
 
 
 class Lane(StrEnum):
@@ -98,6 +100,7 @@ class _ObservationWire(msgspec.Struct, frozen=True, array_like=True, kw_only=Tru
     rates: bytes
     events: bytes
     anomalies: bytes
+    values: bytes = b""
 
 
 # The watcher cannot wait for a newer build to read an observation, so a newer version counts as damage.
@@ -119,11 +122,12 @@ class Observation:
     rates: ObservedTable
     events: ObservedTable
     anomalies: ObservedTable
+    values: ObservedTable = _NO_VALUES
 
     @property
     def rows(self) -> int:
         """Of all its tables."""
-        return self.rates.height + self.events.height + self.anomalies.height
+        return self.rates.height + self.events.height + self.anomalies.height + self.values.height
 
     def pack(self) -> bytes:
         fields = {name: getattr(self, name) for name in _ObservationWire.__struct_fields__}
@@ -162,7 +166,8 @@ def observe_all(several: Sequence[Observed]) -> list[Observation | None]:
     first model are observed once, with their verdicts, when they are scored. A query of Polars costs as much
     for ten rows as for a thousand, so that all share each pass over the columns."""
     counted = _Counted.of_rows([one.rows for one in several])
-    rates = _rates(counted, [not one.claim.rescore for one in several])
+    first_time = [not one.claim.rescore for one in several]
+    rates = _rates(counted, first_time)
     judged = [
         number
         for number, one in enumerate(several)
@@ -170,6 +175,7 @@ def observe_all(several: Sequence[Observed]) -> list[Observation | None]:
     ]
     anomalies = _anomalies({n: several[n].rows for n in judged if counted.anomalous[n]})
     events = _events({n: several[n] for n in judged if _has_sessions(several[n])})
+    values = _values(counted, [one.rows for one in several], first_time)
     return [
         _observation(
             one,
@@ -179,6 +185,7 @@ def observe_all(several: Sequence[Observed]) -> list[Observation | None]:
             rates=rates[number],
             events=events.get(number, _NO_EVENTS),
             anomalies=anomalies.get(number, _NO_ANOMALIES),
+            values=values.get(number, _NO_VALUES),
         )
         for number, one in enumerate(several)
     ]
@@ -193,6 +200,7 @@ def _observation(
     rates: ObservedTable,
     events: ObservedTable,
     anomalies: ObservedTable,
+    values: ObservedTable,
 ) -> Observation | None:
     claim = one.claim
     if not (rates or events or anomalies):
@@ -210,6 +218,7 @@ def _observation(
         rates=rates,
         events=events,
         anomalies=anomalies,
+        values=values,
     )
 
 
@@ -270,6 +279,17 @@ def _rates(counted: _Counted, first_time: Sequence[bool]) -> list[ObservedTable]
     columns = {"minute": minutes[starts], "template_id": ids[starts], "n": counts}
     rates = ObservedTable(RATES, {name: values.tolist() for name, values in columns.items()})
     return [rates.slice(begin, end) for begin, end in itertools.pairwise(bounds.tolist())]
+
+
+def _values(
+    counted: _Counted, several: Sequence[pl.DataFrame], first_time: Sequence[bool]
+) -> dict[int, ObservedTable]:
+    """VALUES of each workload; none of rows that were stored before."""
+    rows = chosen_rows(counted.of, counted.template, counted.rated & np.array(first_time)[counted.of])
+    if not rows.size:
+        return {}
+    texts = value_texts(pl.concat([one.select("raw", "message") for one in several])[rows])
+    return value_tables(texts, counted.of[rows], counted.minute[rows], counted.template[rows])
 
 
 def _has_sessions(one: Observed) -> bool:

@@ -1,4 +1,5 @@
-"""A round's work on rates: counts lines per minute, and looks at workloads whose minutes are complete."""
+"""A round's work on rates and numbers: counts lines per minute, and looks at workloads whose minutes are
+complete."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,16 +9,18 @@ from pipeline.errors import BadPayload
 from pipeline.logs import logger
 from pipeline.records.batch import Purpose
 from pipeline.watching.callbacks import ANY_FAILURE
+from pipeline.watching.numbers.alarms import NumberAlarm
+from pipeline.watching.numbers.numbers import Numbers
 from pipeline.watching.observation import Lane
 from pipeline.watching.rates.minute_counts import MinuteCounts
 from pipeline.watching.rates.rates import Alarm, Rates
 from pipeline.watching.state import WatcherState
-from pipeline.watching.verdicts import of_alarm
+from pipeline.watching.verdicts import of_alarm, of_numbers
 from pipeline.watching.view import Changes, View
 
 MAX_RATED: Final = 50  # workloads of one round: some of their states have 100 KiB
 MAX_WORKLOADS: Final = 10_000
-MAX_RATE_BYTES: Final = 64 << 20  # of the states of all rates
+MAX_RATE_BYTES: Final = 128 << 20  # of the states of all rates and numbers
 FORGET_MS: Final = 30 * 86_400_000  # after so long without a line a workload is forgotten
 
 
@@ -41,8 +44,9 @@ class RateRound:
         # The workloads that waited longest come first, so each has its turn.
         due.sort(key=lambda name: all_counts[name].last_round)
         changes.more = len(due) > MAX_RATED
-        states = self.state.rates(due[:MAX_RATED])
+        states, distributions = self.state.rates(due[:MAX_RATED]), self.state.distributions(due[:MAX_RATED])
         alarms: list[tuple[str, Alarm]] = []
+        shifts: list[tuple[str, NumberAlarm]] = []
         until = self.clock() + self.budget_s
 
         def goes_on() -> bool:
@@ -58,15 +62,31 @@ class RateRound:
                 found = counts.judge(rates, now_ms // 60_000, end=self.end, goes_on=goes_on)
                 alarms += [(workload, alarm) for alarm in found]
                 blob = changes.rates[workload] = rates.pack()
-                counts.size = len(blob)
+                found_numbers = self._numbers(workload, counts, distributions.get(workload))
+                shifts += [(workload, shift) for shift in found_numbers]
+                counts.size = len(blob) + counts.numbers_size
             except ANY_FAILURE:  # costs the counts of this workload's minutes, not those of other workloads
                 logger(workload=workload).exception("watch.failed")
                 counts.forget()
             changes.more |= counts.behind or self._ends(counts)
         self._forget()
-        texts = self.state.texts(alarm.template_id for _, alarm in alarms if alarm.template_id is not None)
+        named = [*(alarm.template_id for _, alarm in alarms), *(alarm.template_id for _, alarm in shifts)]
+        texts = self.state.texts(one for one in named if one is not None)
         changes.found = [of_alarm(workload, alarm, texts) for workload, alarm in alarms]
+        changes.found += [of_numbers(workload, alarm, texts) for workload, alarm in shifts]
         return changes
+
+    def _numbers(self, workload: str, counts: MinuteCounts, blob: bytes | None) -> list[NumberAlarm]:
+        """Judge the values of complete minutes."""
+        learnt, judged = counts.complete_values(counts.last_round, end=self.end)
+        if not learnt and not judged:
+            return []
+        numbers = _unpack_numbers(workload, blob)
+        numbers.step(learnt.items(), judged=False)
+        alarms = numbers.step(judged.items(), judged=True)
+        packed = self.changes.distributions[workload] = numbers.pack()
+        counts.numbers_size = len(packed)
+        return alarms
 
     def _count(self, minute: int) -> list[str]:
         """Count the lines of this round's observations; returns the workloads whose rates are due."""
@@ -103,6 +123,15 @@ class RateRound:
         for name in changes.forgotten:
             changes.minute_counts.pop(name, None)
             changes.rates.pop(name, None)
+            changes.distributions.pop(name, None)
+
+
+def _unpack_numbers(workload: str, blob: bytes | None) -> Numbers:
+    try:
+        return Numbers.unpack(blob)
+    except BadPayload as exc:
+        logger(workload=workload).warning("watch.damaged", what="numbers", why=str(exc))
+        return Numbers.unpack(None)
 
 
 def _unpack(workload: str, blob: bytes | None) -> Rates:

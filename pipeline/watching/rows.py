@@ -19,6 +19,7 @@ from pipeline.records.verdict import OURS, pattern_ids
 
 SESSIONS: Final = f"{OURS}sessions"
 RATES: Final = f"{OURS}rates"
+NUMBERS: Final = f"{OURS}numbers"
 LEVEL: Final = "warning"  # below lines at an error level
 # Of one cause in one round. A rollout that changes every session is one thing to read.
 MAX_ROWS: Final = 200
@@ -26,9 +27,9 @@ MAX_ROWS: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatcherFinding:
-    """A finding about a session or a rate."""
+    """A finding about a session, a rate or numbers."""
 
-    source: str  # SESSIONS or RATES
+    source: str  # SESSIONS, RATES or NUMBERS
     workload: str
     cause: str  # short, and equal for equal faults
     subject: str  # distinguishes findings of one cause: the session and its begin, or the minute
@@ -88,7 +89,7 @@ def marked_as(workload: str, cause: str) -> int | None:
     kind, _, number = cause.partition(":")
     if kind == "template":
         return int(number) if number.isdecimal() and number != "0" else None
-    for source in (SESSIONS, RATES):
+    for source in (SESSIONS, RATES, NUMBERS):
         if kind.startswith(source.removeprefix(OURS).removesuffix("s") + "-"):
             return template_of(workload, source, cause)
     return None

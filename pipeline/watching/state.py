@@ -44,7 +44,10 @@ MAX_ROWS: Final = 50_000
 MAX_BYTES: Final = 4 << 20
 # Anomalous templates of them. Each is an event of incidents, which remember the ids of 16,384.
 MAX_ANOMALIES: Final = 3_200
-_KEYS: Final = ("observations", "", "sessions", "pulses", "rates", "incidents", "outbox", "pasts", "past_due")
+_KEYS: Final = (
+    "observations", "", "sessions", "pulses", "rates", "incidents", "outbox", "pasts", "past_due",
+    "numbers",
+)  # fmt: skip
 
 
 class RoundWire(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +67,7 @@ class RoundWire(msgspec.Struct, frozen=True, kw_only=True):
     forgotten_histories: list[str]
     minute_counts: dict[str, bytes]
     rates: dict[str, bytes]
+    distributions: dict[str, bytes]
     forgotten: list[str]  # workloads
     forgotten_times: list[str]  # fields of `watching` that are theirs
     events: list[tuple[str, str, str]]  # (type, subject, JSON) for others to follow
@@ -227,6 +231,10 @@ class WatcherState:
         """The states of the rates of these workloads."""
         return self._blobs("rates", workloads)
 
+    def distributions(self, workloads: Sequence[str]) -> dict[str, bytes]:
+        """The states of the numbers of these workloads."""
+        return self._blobs("numbers", workloads)
+
     def incidents(self) -> bytes | None:
         """The state of incidents."""
         with answering():
@@ -271,6 +279,7 @@ class WatcherState:
             forgotten_histories=list(changes.forgotten_histories),
             minute_counts={name: counts.pack() for name, counts in changes.minute_counts.items()},
             rates=changes.rates,
+            distributions=changes.distributions,
             forgotten=changes.forgotten,
             forgotten_times=[
                 prefix + model_name(workload, kind)

@@ -26,6 +26,7 @@ _LISTS: Final[Mapping[Any, Any]] = {
     pl.Float64: list[float | None],
     pl.String: list[str | None],
     pl.Boolean: list[bool | None],
+    pl.List(pl.Int64): list[list[Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]]],
 }
 
 

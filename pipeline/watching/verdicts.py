@@ -1,5 +1,6 @@
 """Verdicts on sessions and alarms of rates as findings in words, and as events of incidents."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -9,9 +10,10 @@ from pipeline.records.verdict import Reason
 from pipeline.units import plural
 from pipeline.watching.incidents.live import AHEAD
 from pipeline.watching.incidents.values import IncidentEvent
+from pipeline.watching.numbers.alarms import NumberAlarm, number_sentence
 from pipeline.watching.observation import Observation
 from pipeline.watching.rates.rates import Alarm
-from pipeline.watching.rows import RATES, SESSIONS, WatcherFinding
+from pipeline.watching.rows import NUMBERS, RATES, SESSIONS, WatcherFinding
 from pipeline.watching.sessions.joint import EventNames, localised
 from pipeline.watching.sessions.model import SessionVerdict
 from pipeline.watching.sessions.open_sessions import Segment
@@ -173,6 +175,25 @@ def of_alarm(workload: str, alarm: Alarm, texts: Mapping[int, str]) -> WatcherFi
         reasons=(f"{alarm.kind.value}:{alarm.template_id}" if alarm.template_id else alarm.kind.value,),
         score=alarm.score,
         p_value=alarm.p_value,
+        version="",
+    )
+
+
+def of_numbers(workload: str, alarm: NumberAlarm, texts: Mapping[int, str]) -> WatcherFinding:
+    """An alarm of numbers."""
+    text = texts.get(alarm.template_id or 0)
+    nats = alarm.shown.nats
+    return WatcherFinding(
+        source=NUMBERS,
+        workload=workload,
+        cause=alarm.cause,
+        subject=alarm.at.isoformat(),
+        at=alarm.at,
+        message=number_sentence(alarm, _cut(text, TEXT_CHARS) if text else None),
+        detail="",
+        reasons=(f"{alarm.kind.value}:{alarm.template_id}" if alarm.template_id else alarm.kind.value,),
+        score=round(nats / (nats + max(alarm.threshold, 1e-9)), 6),
+        p_value=math.exp(-min(nats, 690.0)),
         version="",
     )
 

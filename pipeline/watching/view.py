@@ -65,6 +65,7 @@ class Changes:
     forgotten_histories: set[str] = field(default_factory=set)  # names
     minute_counts: dict[str, MinuteCounts] = field(default_factory=dict)
     rates: dict[str, bytes] = field(default_factory=dict)
+    distributions: dict[str, bytes] = field(default_factory=dict)  # of the numbers of a workload
     forgotten: list[str] = field(default_factory=list)  # workloads
     rows: list[tuple[str, str, pl.DataFrame]] = field(default_factory=list)  # (batch id, workload, rows)
     incidents: bytes = b""  # b"" leaves them as they are
@@ -88,6 +89,7 @@ class Changes:
         self.forgotten_histories |= part.forgotten_histories
         self.minute_counts |= part.minute_counts
         self.rates |= part.rates
+        self.distributions |= part.distributions
         self.forgotten += part.forgotten
         self.incidents = self.incidents or part.incidents
         self.events += part.events

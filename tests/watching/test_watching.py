@@ -453,7 +453,7 @@ def test_what_is_dropped_while_a_round_works_is_not_taken_for_seen(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("what", ["observation", "session", "pulse", "rates", "incidents", "rows"])
+@pytest.mark.parametrize("what", ["observation", "session", "pulse", "rates", "numbers", "incidents", "rows"])
 def test_a_damaged_state_is_dropped_and_the_rest_goes_on(world: World, what: str) -> None:
     world.stored(*GOOD, anomalous=True)
     world.round()
@@ -463,6 +463,7 @@ def test_a_damaged_state_is_dropped_and_the_rest_goes_on(world: World, what: str
         "session": lambda: world.client.hset(world.keys.watching("sessions"), "shop\0a", b"\xc1"),
         "pulse": lambda: world.client.hset(world.keys.watching("pulses"), "shop", b"\xc1"),
         "rates": lambda: world.client.hset(world.keys.watching("rates"), "shop", b"\xc1"),
+        "numbers": lambda: world.client.hset(world.keys.watching("numbers"), "shop", b"\xc1"),
         "incidents": lambda: world.client.set(world.keys.watching("incidents"), b"\xc1"),
         "rows": lambda: world.client.rpush(world.keys.watching("outbox"), b"\xc1"),
     }
@@ -529,6 +530,35 @@ def test_a_silence_of_a_heartbeat_becomes_a_finding(world: World) -> None:
     assert rows.height >= 1 and set(rows["source"]) == {"logweir:rates"}
     assert any("rate-silence" in text for text in rows["reasons"].explode().to_list())
     assert rows["lines"].sum() == 0
+
+
+def test_a_shift_of_durations_becomes_a_finding_whichever_process_goes_on(world: World) -> None:
+    def answered(minutes: range, ms: int) -> None:
+        events = [(None, 60 * minute + second, 30) for minute in minutes for second in range(0, 60, 3)]
+        batch_id = world.accept(len(events))
+        rows = world.rows(events).with_columns(
+            pl.Series("message", [f"answered in {ms + at % 5} ms" for at in range(len(events))])
+        )
+        world.commit(batch_id, rows, [None] * len(events))
+
+    world.client.hset(
+        world.keys.templates,
+        "30",
+        pack_template(Template(template_id=30, text="answered in <NUM> ms", severe=False, workload="shop")),
+    )
+    answered(range(20), 40)
+    world.round(end=True)
+    world.watcher = world.another()  # as after a restart
+    answered(range(20, 23), 1_800)
+    world.round(end=True)
+    rows = world.sink.rows()
+    assert rows["source"].to_list() == ["logweir:numbers"] and rows["lines"].sum() == 0
+    assert rows["message"][0].startswith(
+        "`answered in <NUM> ms`: median 1.9 s, was 41 ms, in 20 values until "
+    )
+    cause = rows["reasons"][0][0]
+    assert cause == "number-shift:30"
+    assert marked_as("shop", "number-shift:30:duration#1") == rows["template_id"][0]
 
 
 def test_two_rounds_of_equal_faults_are_one_finding(world: World) -> None:

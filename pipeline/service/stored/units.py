@@ -24,7 +24,7 @@ from pipeline.service.stored.sessions import key_of_finding
 from pipeline.settings import Settings
 from pipeline.sinks.answers.answers import Answers
 from pipeline.units import epoch_us
-from pipeline.watching.rows import RATES, SESSIONS
+from pipeline.watching.rows import NUMBERS, RATES, SESSIONS
 from pipeline.watching.sessions.keys import extract, user_patterns
 from pipeline.watching.units.ranking import rank_units
 from pipeline.watching.units.unit_lines import UnitFold, UnitTable, unit_lines
@@ -86,7 +86,7 @@ def fold_units(
     since_us, width_us = epoch_us(since), width // timedelta(microseconds=1)
     fold, unnamed = UnitFold(), 0
     for page in answers.pages(query, names):
-        found = page["source"].is_in([SESSIONS, RATES])
+        found = page["source"].is_in([SESSIONS, RATES, NUMBERS])
         if column is None:
             unit = extract(page, patterns)
             unit = page.select(

@@ -10,7 +10,7 @@ next round continues, and the counts that the detector has not taken wait here.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, cast
 
 from pipeline.errors import BadPayload
 from pipeline.records.wire import Codec
@@ -32,6 +32,7 @@ MOST_AHEAD: Final = 32  # batches that wait for their predecessors; beyond, the 
 # Per lane, when its oldest batch in flight was accepted; lanes without one are absent.
 Waiting = Mapping[Lane, int]
 Counts = dict[tuple[int, int], int]  # (minute, template) -> lines
+Values = dict[tuple[int, int, str, str], dict[int, int]]  # (minute, template, name, kind) -> values by bin
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,19 +43,27 @@ class MinuteCounts:
     began_ms: int | None = None  # Oldest line that was judged.
     newest_ms: int = 0  # When its newest batch was accepted.
     last_round: int = 0  # Minute of Redis time of the last round.
-    size: int = 0  # Bytes of the detector's packed state.
+    size: int = 0  # Bytes of the detector's packed state, with that of the numbers.
+    numbers_size: int = 0
     live: bool = False  # Silences show without new lines (`Rates.live`).
     after: int = 0  # Rounds still to come although nothing came.
     behind: bool = False  # The last round ran out of time.
     ahead: list[tuple[Lane, int, int]] = field(default_factory=list)  # (lane, accepted, newest line).
     counts: Counts = field(default_factory=dict)
     learnt: Counts = field(default_factory=dict)  # of lines that are only learnt from
+    values: Values = field(default_factory=dict)
+    learnt_values: Values = field(default_factory=dict)
 
     def observe(self, observation: Observation, *, judged: bool) -> None:
         """Count a batch. Lines that are only learnt from move no time: a baseline may be of any time."""
         into = self.counts if judged else self.learnt
         for minute, template_id, n in observation.rates.rows():
             into[minute, template_id] = into.get((minute, template_id), 0) + n
+        values = self.values if judged else self.learnt_values
+        for *key, bins, counts in observation.values.rows():
+            sums = values.setdefault(cast("tuple[int, int, str, str]", tuple(key)), {})
+            for number, n in zip(bins, counts, strict=False):
+                sums[number] = sums.get(number, 0) + n
         self.newest_ms = max(self.newest_ms, observation.accepted_ms)
         if not judged or not observation.rates:
             return
@@ -92,7 +101,7 @@ class MinuteCounts:
     @property
     def waiting(self) -> int:
         """Counts that wait here."""
-        return len(self.counts) + len(self.learnt)
+        return len(self.counts) + len(self.learnt) + len(self.values) + len(self.learnt_values)
 
     def is_due(self, minute: int, now_ms: int) -> bool:
         """Whether its rates are judged in this minute."""
@@ -126,9 +135,8 @@ class MinuteCounts:
     def _hand_over(self, rates: Rates, minute: int, goes_on: GoesOn, *, end: bool) -> bool:
         """Move the complete counts, oldest minutes first; False if time ran out before the last one."""
         everything = end or len(self.counts) > MOST_COUNTS
-        until = -1 if self.at_ms is None else self.at_ms // 60_000
+        until, horizon = self._complete_until(minute)
         # The detector drops lines of the far future, so they do not wait here.
-        horizon = max(minute, self.newest_ms // 60_000) + FUTURE
         complete = sorted(key for key in self.counts if everything or not until < key[0] <= horizon)
         self.after = EXTRA_ROUNDS if complete or self.learnt else max(0, self.after - 1)
         for counts, keys, judged in (
@@ -148,9 +156,34 @@ class MinuteCounts:
                     return False
         return True
 
+    def complete_values(self, minute: int, *, end: bool = False) -> tuple[Values, Values]:
+        """Take the values of complete minutes, in the order of time: those that are only learnt, and the
+        others.
+
+        Values of the far future, which have a wrong time, are dropped."""
+        at, horizon = self._complete_until(minute)
+        everything = end or self.waiting > MOST_COUNTS
+        learnt = {key: self.learnt_values[key] for key in sorted(self.learnt_values) if key[0] <= horizon}
+        complete = {
+            key: self.values[key]
+            for key in sorted(self.values)
+            if key[0] <= at or (everything and key[0] <= horizon)
+        }
+        self.learnt_values = {}
+        self.values = {
+            key: counts for key, counts in self.values.items() if key not in complete and key[0] <= horizon
+        }
+        return learnt, complete
+
+    def _complete_until(self, minute: int) -> tuple[int, int]:
+        """The last complete minute by the watermark, and the last that a clock may show."""
+        at = -1 if self.at_ms is None else self.at_ms // 60_000
+        return at, max(minute, self.newest_ms // 60_000) + FUTURE
+
     def forget(self) -> None:
         """Drop the waiting counts."""
         self.counts, self.learnt, self.behind = {}, {}, False
+        self.values, self.learnt_values = {}, {}
 
     def pack(self) -> bytes:
         return _CODEC.pack(self)

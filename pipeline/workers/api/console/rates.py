@@ -118,11 +118,11 @@ def heat_row(rate: WorkloadRate, parts: Sequence[HeatPart]) -> HeatRow:
 def _moves(
     rows: Sequence[IncidentRow], since: datetime, until: datetime
 ) -> list[tuple[IncidentRow, CauseView]]:
-    """What the watcher found in rates, the newest first."""
+    """What the watcher found in rates and numbers, the newest first."""
     found = [
         (row, cause)
         for row in rows
         for cause in row.incident.causes
-        if cause.kind.startswith("rate") and cause.last >= since and cause.first < until
+        if cause.kind.startswith(("rate", "number")) and cause.last >= since and cause.first < until
     ]
     return sorted(found, key=lambda one: one[1].first, reverse=True)

@@ -1,0 +1,262 @@
+"""Numbers of one workload: the values of its templates' variables, and alarms about their distribution.
+
+`step` takes the values of complete minutes, in their order. Each variable compares its windows with its past
+(variable.py). Whether a deviation is an alarm is decided here: by a budget of false alarms over all windows
+of the workload, and by what its past showed (rates/thresholds.py). A shift is alerted once while it lasts.
+
+Memory is bounded: MAX_VARIABLES, those seen longest ago leave first, and MAX_PACKED bytes. Values that come
+late join the next window: a distribution does not need every value.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Final
+
+import msgspec
+
+from pipeline.errors import BadPayload
+from pipeline.records.verdict import Reason
+from pipeline.records.wire import Codec
+from pipeline.watching.numbers.alarms import NumberAlarm, of_one_minute
+from pipeline.watching.numbers.budget import BLOCK, OUTLIERS_PER_DAY, SHIFTS_PER_DAY, AlarmBudget
+from pipeline.watching.numbers.variable import LASTING, Deviation, JudgedWindow, Name, Variable
+from pipeline.watching.rates.detection import AlertBackoff, EpochMinute, Positive, Repeat, TemplateId
+from pipeline.watching.values.typed import ValueKind
+
+MAX_VARIABLES: Final = 256
+MAX_NAMES: Final = 12  # of one template; more are keys that are names themselves
+MAX_PACKED: Final = 640 << 10
+_WILD: Final = 2.25  # mean squared deviation of a median: a factor of 4.5. So jumps an id, not a quantity.
+_WILD_WINDOWS: Final = 24
+_TESTS: Final = 2.0  # of a window: two quantiles
+_CALM: Final = 3  # windows that end an episode
+_HOUR: Final = 60  # minutes
+
+# (minute, template, name, kind), and the counts by bin
+ValueCounts = Iterable[tuple[tuple[int, int, str, str], Mapping[int, int]]]
+
+
+class _Packed(msgspec.Struct, array_like=True, frozen=True):
+    """The wire form of Numbers."""
+
+    variables: Annotated[list[Variable], msgspec.Meta(max_length=MAX_VARIABLES)]
+    budgets: tuple[AlarmBudget, AlarmBudget]
+    causes: Annotated[dict[Annotated[str, msgspec.Meta(max_length=96)], Repeat], msgspec.Meta(max_length=512)]
+    since: EpochMinute
+    minute: EpochMinute
+    windows: Positive
+    values: Positive
+    without: Positive
+    wild: Annotated[list[tuple[TemplateId, Name]], msgspec.Meta(max_length=MAX_VARIABLES)]
+
+
+_CODEC: Final = Codec(_Packed, version=1, what="a state of numbers", newer=BadPayload)
+_KINDS: Final = (Reason.NUMBER_SHIFT, Reason.NUMBER_OUTLIER)
+
+
+class Numbers:
+    """State of one workload. Not thread-safe.
+
+    `without`: values that had no place, because their workload or template has too many variables. `wild`:
+    variables that jump as ids do; they are not followed."""
+
+    def __init__(self) -> None:
+        self.variables: dict[tuple[int, str], Variable] = {}
+        self.budgets = {
+            Reason.NUMBER_SHIFT: AlarmBudget(SHIFTS_PER_DAY),
+            Reason.NUMBER_OUTLIER: AlarmBudget(OUTLIERS_PER_DAY),
+        }
+        self.backoff = AlertBackoff()
+        self.since = self.minute = 0
+        self.windows = self.values = 0.0
+        self.without = 0.0
+        self.wild: dict[tuple[int, str], None] = {}
+        self._at = 0  # the minute of the values at hand
+
+    def step(self, counts: ValueCounts, *, judged: bool) -> list[NumberAlarm]:
+        """Judge (`judged`) and learn the values of complete minutes, in this order."""
+        alarms, found = list[NumberAlarm](), list[NumberAlarm]()
+        minute = -1
+        for (at, template_id, name, kind), values in counts:
+            if at != minute:
+                alarms += of_one_minute(found)
+                found, minute = [], at
+                self._turn(at)
+            variable = self._variable(at, template_id, name, ValueKind(kind))
+            if variable is None:
+                self.without += sum(values.values())
+            elif variable.take(at, values):
+                found += self._close(variable, at, judged=judged)
+        return alarms + of_one_minute(found)
+
+    def _turn(self, minute: int) -> None:
+        self.since, self._at = self.since or max(1, minute), minute
+        if minute // BLOCK != self.minute // BLOCK:
+            for budget in self.budgets.values():
+                budget.turn(minute)
+        self.minute = max(self.minute, minute)
+
+    def _variable(self, minute: int, template_id: int, name: str, kind: ValueKind) -> Variable | None:
+        key = (template_id, name)
+        variable = self.variables.get(key)
+        if variable is not None and variable.kind is kind:
+            return variable
+        if variable is not None or key in self.wild:
+            return None
+        if len(self.variables) >= MAX_VARIABLES and not self._make_room(minute):
+            return None
+        if sum(known == template_id for known, _ in self.variables) >= MAX_NAMES:
+            return None
+        variable = Variable(template_id=template_id, name=name, kind=kind, since=minute, seen=minute)
+        self.variables[key] = variable
+        return variable
+
+    def _make_room(self, minute: int) -> bool:
+        """Forget the variable that was seen longest ago, if that is an hour ago."""
+        key = min(self.variables, key=lambda key: (self.variables[key].seen, key))
+        if minute - self.variables[key].seen < _HOUR:
+            return False
+        del self.variables[key]
+        return True
+
+    # ---- windows -----------------------------------------------------------------------------------
+
+    def _close(self, variable: Variable, minute: int, *, judged: bool) -> list[NumberAlarm]:
+        """Judge a window, and learn it unless its level is another one for now."""
+        result = variable.judge()
+        self.windows += 1.0
+        self.values += result.n
+        found: list[NumberAlarm] = []
+        score = variable.cumulate(result.shift)
+        shifted = result.shift is not None and score >= self._threshold(Reason.NUMBER_SHIFT, variable)
+        if shifted or variable.episode:
+            found += self._episode(variable, result, score, minute, judged=judged)
+        else:
+            self.budgets[Reason.NUMBER_SHIFT].add(score)
+            variable.learn()
+            if result.outlier is not None:
+                found += self._far_outside(variable, result.outlier, minute, judged=judged)
+        self._drop_wild(variable)
+        return found
+
+    def _episode(
+        self, variable: Variable, result: JudgedWindow, score: float, minute: int, *, judged: bool
+    ) -> list[NumberAlarm]:
+        """A window while the level of a variable is another one, or the first such window."""
+        kind, shift = Reason.NUMBER_SHIFT, result.shift
+        cause = f"{kind.value}:{variable.cause}"
+        if minute - (variable.episode or minute) > LASTING:
+            self.backoff.ended(cause, minute)
+            variable.renew()
+            variable.learn()
+            return []
+        if shift is None or not variable.score:
+            variable.calm += 1
+            if variable.calm >= _CALM:
+                variable.end_episode()
+                self.backoff.ended(cause, minute)
+                variable.learn()
+            else:
+                variable.drop_window()
+            return []
+        found = []
+        if variable.escalates(shift):
+            variable.episode = variable.episode or max(1, minute)
+            if not judged:
+                self.budgets[kind].add(score)
+            elif self._admit(kind, cause, minute):
+                found = [self._alarm(kind, variable, shift._replace(nats=score))]
+        variable.calm = 0
+        variable.drop_window()
+        return found
+
+    def _far_outside(
+        self, variable: Variable, outlier: Deviation, minute: int, *, judged: bool
+    ) -> list[NumberAlarm]:
+        kind = Reason.NUMBER_OUTLIER
+        cause = f"{kind.value}:{variable.cause}"
+        enough = outlier.nats >= self._threshold(kind, variable)
+        if not enough or not judged:
+            self.budgets[kind].add(outlier.nats)
+            return []
+        if not self._admit(kind, cause, minute):
+            return []
+        self.backoff.ended(cause, minute)
+        return [self._alarm(kind, variable, outlier)]
+
+    def _threshold(self, kind: Reason, variable: Variable) -> float:
+        """The height that a score of this variable needs now."""
+        minutes = max(1, self.minute - self.since)
+        tests = (_TESTS * self.windows if kind is Reason.NUMBER_SHIFT else self.values) / minutes * 1440
+        repeats = self.backoff.repeats(f"{kind.value}:{variable.cause}")
+        return self.budgets[kind].height(tests, minutes, repeats)
+
+    def _admit(self, kind: Reason, cause: str, minute: int) -> bool:
+        """Whether this cause may alert now; if so, the alert counts."""
+        admitted = self.backoff.admit(cause, minute)
+        if admitted:
+            self.budgets[kind].alarm(minute)
+        return admitted
+
+    def _alarm(self, kind: Reason, variable: Variable, shown: Deviation) -> NumberAlarm:
+        return NumberAlarm(
+            kind=kind,
+            template_id=variable.template_id,
+            name=variable.name,
+            value_kind=variable.kind,
+            shown=shown,
+            minute=self._at,
+            threshold=self._threshold(kind, variable),
+        )
+
+    def _drop_wild(self, variable: Variable) -> None:
+        if (
+            variable.kind is ValueKind.COUNT
+            and variable.windows >= _WILD_WINDOWS
+            and variable.squares[0] > _WILD
+            and len(self.wild) < MAX_VARIABLES
+        ):
+            key = (variable.template_id, variable.name)
+            del self.variables[key]
+            self.wild[key] = None
+
+    # ---- wire --------------------------------------------------------------------------------------
+
+    def pack(self) -> bytes:
+        """At most `MAX_PACKED` bytes: past them, the quarter of the variables that were seen longest ago
+        leaves."""
+        while True:
+            blob = _CODEC.pack(self._packed())
+            if len(blob) <= MAX_PACKED:
+                return blob
+            oldest = sorted(self.variables, key=lambda key: (self.variables[key].seen, key))
+            for key in oldest[: max(1, len(oldest) // 4)]:
+                del self.variables[key]
+
+    def _packed(self) -> _Packed:
+        shift, outlier = _KINDS
+        return _Packed(
+            variables=list(self.variables.values()),
+            budgets=(self.budgets[shift], self.budgets[outlier]),
+            causes=self.backoff.causes,
+            since=self.since,
+            minute=self.minute,
+            windows=self.windows,
+            values=self.values,
+            without=self.without,
+            wild=list(self.wild),
+        )
+
+    @classmethod
+    def unpack(cls, blob: bytes | None) -> "Numbers":
+        """A new state for None. Raises BadPayload when the bytes are not one of `pack`."""
+        state = cls()
+        if blob is None:
+            return state
+        packed = _CODEC.unpack(blob)
+        state.variables = {(one.template_id, one.name): one for one in packed.variables}
+        state.budgets = dict(zip(_KINDS, packed.budgets, strict=True))
+        state.backoff.causes = packed.causes
+        state.since, state.minute = packed.since, packed.minute
+        state.windows, state.values, state.without = packed.windows, packed.values, packed.without
+        state.wild = dict.fromkeys(packed.wild)
+        return state
