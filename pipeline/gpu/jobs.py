@@ -30,6 +30,7 @@ KEPT_S: Final = 7 * 86_400
 MOST_LIVE: Final = 10_000  # jobs that have not ended: some ten MiB of Redis
 TRIES: Final = 8  # a record rarely changes twice between a read and a write
 READY: Final = b"ready"
+FIT: Final = "fit"  # a program of ours, by the name that nodes know: one rank of a training
 
 
 class JobState(StrEnum):
@@ -73,6 +74,7 @@ class PoolJob:
     upload: JobFiles | None = None
     grace_s: float = 10.0
     allocator: bool = True  # torch's variable for its limit is set
+    program: str = ""  # one of ours instead of the command (commands/gpu/job_runner.py)
     gang: bool = False
     ranks: tuple[Rank, ...] = ()
     master: str = ""
@@ -108,8 +110,13 @@ class PoolJob:
         return tuple(rank.node for rank in self.ranks) if self.gang else (self.node,)
 
     def run_id(self, rank: int) -> str:
-        """One process, for its sign of life. Another attempt of a gang has others: both may live a while."""
-        return f"{self.lease_id}:{rank}" if self.gang else self.job_id
+        """One process, for its sign of life. Another start of a gang has others: both may live a while."""
+        return f"{self.start_id}:{rank}" if self.gang else self.job_id
+
+    @property
+    def start_id(self) -> str:
+        """An attempt that did not begin together is started again, on other devices perhaps."""
+        return f"{self.lease_id}:{self.granted_ms}"
 
     def kept_bytes(self, rank: int) -> int:
         """Of the output of a rank."""
@@ -210,9 +217,9 @@ class PoolJobs:
         )
 
     def end_rank(self, job: PoolJob, rank: int, *, clean: bool) -> dict[int, bool]:
-        """This rank of a gang is over; `clean`: nothing of it is on its device. All that are over in this
-        attempt."""
-        key = self.keys.gpu("job_ends", job.lease_id)
+        """This rank of a gang is over; `clean`: nothing of it is on its device. All that are over since this
+        start."""
+        key = self.keys.gpu("job_ends", job.start_id)
         pipe = self.client.pipeline(transaction=True)
         pipe.hset(key, str(rank), "1" if clean else "0")
         pipe.expire(key, KEPT_S)
@@ -222,9 +229,9 @@ class PoolJobs:
         return {int(number): word == b"1" for number, word in ends.items()}
 
     def ended_ranks(self, job: PoolJob) -> frozenset[int]:
-        """The ranks of this attempt that are over."""
+        """The ranks that are over since this start."""
         with answering():
-            names = cast("list[bytes]", self.client.hkeys(self.keys.gpu("job_ends", job.lease_id)))
+            names = cast("list[bytes]", self.client.hkeys(self.keys.gpu("job_ends", job.start_id)))
         return frozenset(map(int, names))
 
     def write(self, job_id: str, output: bytes, *, rank: int = 0, kept: int = KEPT_BYTES) -> None:

@@ -26,6 +26,7 @@ from torch import nn
 from torch.nn import functional
 
 from pipeline.models.config import ModelConfig
+from pipeline.models.fits.world import WHOLE
 from pipeline.models.lexicon import Bools, EncodedLines, Ints, rectangles
 from pipeline.models.tokenizer import CLS_ID, PAD_ID
 
@@ -68,15 +69,21 @@ class CausalNetwork(nn.Module):
             hidden = block(hidden)
         return cast("torch.Tensor", self.ln_f(hidden))
 
-    def loss(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(loss to minimise, NLL in nats per piece) of (B, T) lines from [CLS] to [SEP]."""
-        targets = ids[:, 1:]
-        real = targets != PAD_ID
-        hidden, targets = self(ids[:, :-1])[real], targets[real]  # (N, D), (N,)
+    def loss(self, ids: torch.Tensor, rows: slice = WHOLE) -> tuple[torch.Tensor, torch.Tensor]:
+        """(loss to minimise, NLL in nats per piece) of (B, T) lines from [CLS] to [SEP].
+
+        Of `rows` alone they are the parts of these lines in the means over the whole batch.
+        """
+        all_real = ids[:, 1:] != PAD_ID
+        ids, real = ids[rows], all_real[rows]
+        if not len(ids):
+            return ids.new_zeros((), dtype=torch.float32), ids.new_zeros((), dtype=torch.float32)
+        hidden, targets = self(ids[:, :-1])[real], ids[:, 1:][real]  # (N, D), (N,)
         logits = functional.linear(hidden, self.token_embedding.weight, self.bias)  # (N, V)
         log_z = logits.logsumexp(1)
-        nll = (log_z - logits.gather(1, targets[:, None])[:, 0]).mean()
-        return nll + _LOG_Z_WEIGHT * (log_z * log_z).mean(), nll
+        share = real.sum() / all_real.sum()
+        nll = share * (log_z - logits.gather(1, targets[:, None])[:, 0]).mean()
+        return nll + share * _LOG_Z_WEIGHT * (log_z * log_z).mean(), nll
 
     def target_nll(
         self, inputs: torch.Tensor, packed: Sequence[Packed], targets: torch.Tensor

@@ -8,8 +8,9 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +24,12 @@ from pipeline.models import bundle as bundles
 from pipeline.models.causal import CausalNetwork, finite, set_bias
 from pipeline.models.config import MIN_DISTINCT, MIN_RECORDS, ModelConfig, NetworkKind, model_config
 from pipeline.models.encoder.pretrained import PretrainedTokenizer
+from pipeline.models.fits.state import FitSharing
 from pipeline.models.lexicon import EncodedLines, Lexicon
 from pipeline.models.line import bundle_tokenizer, loaded
 from pipeline.models.tokenizer import SEP_ID, LineTokenizer, Specials
+
+SHARING: Final = FitSharing()  # one process, and nothing is kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +86,17 @@ def fit_network(
     budget_s: float | None,
     grace_s: float = 0.0,
     warm: Path | None = None,
+    sharing: FitSharing = SHARING,
 ) -> Iterator[FitStep]:
     """Fits a fresh tokenizer and a network on the lines into `fitted`; yields every tenth step.
 
     `grace_s`: seconds past the budget for the least steps. `warm`: the bundle to begin with; the start is
-    cold where that bundle cannot be used. Every line must hold text beside mask tokens. Raises TrainingFailed
-    when the loss is not finite.
+    cold where that bundle cannot be used. `sharing`: the processes that fit it together, all with the
+    same arguments, and where it is kept and gone on with. Every line must hold text beside mask tokens.
+    Raises TrainingFailed when the loss is not finite.
     """
     began = time.monotonic()
+    world, kept = sharing.world, sharing.kept
     texts = lines["masked"].to_list()
     tokenizer = _tokenizer(texts, tokens, config)
     encoded = Lexicon(tokenizer).encode(texts)
@@ -103,13 +110,18 @@ def fit_network(
         )
         fitted.warm = warm is not None and _copy_weights(network, tokenizer, config.model, warm)
     network = network.to(device).train()
-    optimizer = FusedAdamW(network.parameters())
+    parameters = list(network.parameters())
+    world.spread(parameters)
+    optimizer = FusedAdamW(parameters)
     steps = max(config.min_steps, min(config.max_steps, config.epochs * len(texts) // config.batch))
     if fitted.warm:
         steps = max(1, round(config.warm_share * steps))
     first = time.monotonic()
     loss_mean, step, drawn = math.nan, 0, 0
-    for batch in _batches(encoded, weights, config, rng, tokenizer.specials):
+    place = None if kept is None else kept.restore(optimizer.tensors)
+    if place is not None:
+        loss_mean, step, steps, drawn = place.loss, place.step, place.steps, place.drawn
+    for batch in islice(_batches(encoded, weights, config, rng, tokenizer.specials), step, None):
         if step == 10 and budget_s is not None:
             # Ten steps tell how many the budget affords; the learning rate then still ends at zero.
             now = time.monotonic()
@@ -117,17 +129,21 @@ def fit_network(
             steps = affordable_steps(
                 steps, step, took_s=now - first, left_s=left_s, grace_s=grace_s, minimum=config.least_steps
             )
+            steps = world.agree(steps)
         if step >= steps:
             break
         optimizer.zero_grad()
-        loss, nll = network.loss(torch.from_numpy(batch).to(device))
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        loss, nll = network.loss(torch.from_numpy(batch).to(device), world.rows)
+        if loss.requires_grad:  # else the batch has fewer lines than the world processes
+            loss.backward()
+        value = world.add_up(parameters, nll).item()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step(config.learning_rate * _rate(step, steps))
-        value = nll.item()
         loss_mean = value if math.isnan(loss_mean) else 0.95 * loss_mean + 0.05 * value
         step, drawn = step + 1, drawn + len(batch)
         if step % 10 == 0 or step == steps:
+            if kept is not None and step > 10:  # the tenth step still decides how many there are
+                kept.save(step=step, steps=steps, drawn=drawn, loss=loss_mean, tensors=optimizer.tensors)
             yield FitStep(step=step, steps=steps, epoch=drawn / len(texts), loss=loss_mean)
     if not math.isfinite(loss_mean):
         raise TrainingFailed(f"the loss is {loss_mean} after {step} steps; lower the learning rate")
@@ -185,6 +201,11 @@ class FusedAdamW:
         self._mean = [torch.zeros_like(p) for p in self.parameters]
         self._square = [torch.zeros_like(p) for p in self.parameters]
         self._steps = [torch.zeros((), dtype=torch.float32, device=p.device) for p in self.parameters]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The parameters, and all that an update depends on beside their gradients."""
+        return [*self.parameters, *self._mean, *self._square, *self._steps]
 
     def zero_grad(self) -> None:
         for parameter in self.parameters:

@@ -27,6 +27,8 @@ from pipeline.models.causal import CausalNetwork
 from pipeline.models.config import ModelConfig, NetworkKind
 from pipeline.models.encoder.directory import encoder_shape
 from pipeline.models.evidence import Normal
+from pipeline.models.fits.state import FitSharing, FitState
+from pipeline.models.fits.world import ALONE, World
 from pipeline.models.fitting import FitStep, Fitted, TrainConfig, fit_network, learnt_by
 from pipeline.models.line import LineModel, normal_words
 from pipeline.models.novelty import Novelty
@@ -103,19 +105,26 @@ class FitProgress:
     lines: int  # distinct lines the stage learns from
 
 
-def fit(sample: pl.DataFrame, request: FitRequest) -> Iterator[FitProgress]:
+def fit(
+    sample: pl.DataFrame, request: FitRequest, *, world: World = ALONE, state: FitState | None = None
+) -> Generator[FitProgress, None, None]:
     """Trains on distinct masked lines (SAMPLE_SCHEMA); when the iterator ends, `request.out` is a bundle.
 
     The same sample and request give the same weights on a CPU, unless `time_budget_s` cuts the number of
-    steps. Seeds torch's global generator. Raises TrainingFailed when the sample is too small or not of the
-    schema, BadBundle when `out` exists.
+    steps. `world`: the processes that train together, each with the same sample and request; rank 0 alone
+    calibrates and writes. `state`: where the training is kept and gone on with. Seeds torch's global
+    generator. Raises TrainingFailed when the sample is too small or not of the schema, BadBundle when `out`
+    exists.
     """
     if request.config.threads:
         torch.set_num_threads(request.config.threads)
     chosen = _select(sample, request)
-    budget = _TrainingBudget(len(chosen.folds) + 1, request.time_budget_s)
+    budget = _TrainingBudget(len(chosen.folds) + 1, request.time_budget_s, world, state)
     yield budget.progress("prepare", 0, None, chosen.fitted.height)
     normal = yield from _hold_out(chosen, request, budget)
+    if world.rank:
+        yield from _fit_published(chosen, request, budget)
+        return
     chance = chance_within(request.alerts_per_day, chosen.novel_per_day)
     calibration = calibrate(normal, mode=request.mode, total=chosen.total, chance=chance)
     fitted, learnt = yield from _fit_published(chosen, request, budget)
@@ -133,9 +142,14 @@ def fit(sample: pl.DataFrame, request: FitRequest) -> Iterator[FitProgress]:
 
 
 class _TrainingBudget:
-    """The time budget of a training, shared out over its fits; percent, elapsed and remaining time."""
+    """The time budget of a training, shared out over its fits; percent, elapsed and remaining time.
 
-    def __init__(self, fits: int, budget_s: float | None) -> None:
+    `world`, `state`: of all its fits."""
+
+    def __init__(
+        self, fits: int, budget_s: float | None, world: World = ALONE, state: FitState | None = None
+    ) -> None:
+        self.world, self.state = world, state
         self.start = time.monotonic()
         self.fits = fits
         self.budget_s = budget_s
@@ -223,12 +237,15 @@ def _hold_out(
     chosen: _Selected, request: FitRequest, budget: _TrainingBudget
 ) -> Generator[FitProgress, None, list[Normal]]:
     """Fits a model without each fold; the fold's lines as that model scores them."""
-    normal: list[Normal] = []
-    for index, templates in enumerate(chosen.folds):
+    finished = [] if budget.state is None else budget.state.folds()
+    normal = [one for fold in finished for one in fold]
+    for index, templates in list(enumerate(chosen.folds))[len(finished) :]:
         in_fold = pl.col("template_id").is_in(templates)
         inside = chosen.fitted.filter(~in_fold)
         fitted = Fitted()
         yield from _fit(inside, fitted, request, budget, index=index, seed=request.seed + 1 + index)
+        if budget.world.rank:
+            continue
         novelty, prior = _signs(inside, chosen.taught.filter(~in_fold))
         # The most frequent line of each template stands for it.
         lines = chosen.fitted.filter(in_fold).unique("template_id", keep="first", maintain_order=True)
@@ -243,7 +260,10 @@ def _hold_out(
             prior=prior,
         )
         rows = zip(model.score(lines["masked"].to_list()), lines["severe"], strict=True)
-        normal += [Normal(evidence=e, severe=severe) for e, severe in rows if e.tokens > 0]
+        shown = [Normal(evidence=e, severe=severe) for e, severe in rows if e.tokens > 0]
+        if budget.state is not None:
+            budget.state.add_fold(shown)
+        normal += shown
     return normal
 
 
@@ -284,6 +304,7 @@ def _fit(
         budget_s=budget.share_s(index),
         grace_s=budget.grace_s(),
         warm=warm,
+        sharing=FitSharing(world=budget.world, kept=None if budget.state is None else budget.state.of(index)),
     ):
         yield budget.progress(stage, index, step, lines.height)
 

@@ -4,6 +4,7 @@ A value is a msgspec struct or a dataclass; its type annotations are the schema,
 (`Annotated[int, msgspec.Meta(ge=0)]`). A reader refuses newer versions and damaged bytes with one sentence.
 """
 
+from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -18,20 +19,33 @@ class _Versioned(msgspec.Struct):
     v: int
 
 
+def _text(value: Any) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(f"{type(value).__name__} has no form on the wire")
+
+
+def _path(kind: type[Any], value: Any) -> Path:
+    if issubclass(kind, Path) and isinstance(value, str):
+        return kind(value)
+    raise NotImplementedError(f"{kind.__name__} has no form on the wire")
+
+
 class Codec(Generic[T]):
     """Packs and reads one kind of value. `what` names the value in error messages, as in "the mark of T5".
 
     `newer` is the error that a newer version raises: TooNew where a newer worker can do the work instead.
+    A path travels as its text.
     """
 
     def __init__(self, kind: type[T], *, version: int, what: str, newer: type[LogweirError] = TooNew) -> None:
         self.version = version
         self.what = what
         self.newer = newer
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(kind)
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=_text)
+        self._decoder = msgspec.msgpack.Decoder(kind, dec_hook=_path)
         self._frame = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
-        self._json = msgspec.json.Decoder(kind)
+        self._json = msgspec.json.Decoder(kind, dec_hook=_path)
 
     def pack(self, value: T) -> bytes:
         """The value as msgpack `[version, value]`."""

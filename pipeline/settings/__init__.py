@@ -265,7 +265,8 @@ class StackSettings(Group, frozen=True):
 
 
 _TRAIN: Final = {
-    name: f"train_{name}" for name in ("seconds", "source", "span_s", "exclude_words", "exclude_anomalous")
+    name: f"train_{name}"
+    for name in ("seconds", "devices", "source", "span_s", "exclude_words", "exclude_anomalous")
 } | {"edition": "model_edition"}
 
 
@@ -273,6 +274,9 @@ class TrainSettings(Group, frozen=True, rename=_TRAIN):
     """The sources and times of trainings."""
 
     seconds: Annotated[float, says("time that the fit of a model may take", 1, DAY_S)] = 20.0
+    devices: Annotated[
+        int, says("a training shares each batch over so many GPUs, on nodes with gpu_jobs", 1, 64)
+    ] = 1
     source: Annotated[
         str,
         says(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pipeline.controller.training_status import Status, TrainingState
 from pipeline.controller.trainings import ATTEMPTS, TrainingRequest, next_attempt
@@ -42,6 +42,9 @@ from pipeline.tasks.share import ended_after_loss, enrol, host_locks
 from pipeline.training import training
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.training import Workplace
+
+if TYPE_CHECKING:
+    from pipeline.training.gang_fit import GangFit
 
 NAME: Final = TASK_TRAIN
 # The wait for the GPU beyond the time that its holders have to give it back: longer than a quarantine.
@@ -234,7 +237,18 @@ def _steps(
         held=renewal,
         marks=context.marks.look().holding,
         alone=lambda: _device(context, go_on),
+        gang=_gang(context),
     ).run()
+
+
+def _gang(context: Context) -> "GangFit | None":
+    """What fits on several devices, where the settings ask for that."""
+    devices = context.settings.train.devices
+    if devices == 1:
+        return None
+    from pipeline.training.gang_fit import GangFit  # torch
+
+    return GangFit(pool=context.pool, jobs=context.jobs, nodes=context.submit.job_nodes, devices=devices)
 
 
 @contextmanager

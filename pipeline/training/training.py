@@ -9,7 +9,7 @@ results as the source, where each workload has some.
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +23,15 @@ from pipeline.controller.trainings import TrainingRequest, query_of
 from pipeline.controller.watchlist import covers, model_of
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import Template
-from pipeline.errors import BadBundle, BadInput, BadPayload, LiveChanged, StaleToken, TrainingFailed
+from pipeline.errors import (
+    BadBundle,
+    BadInput,
+    BadPayload,
+    LeaseRefused,
+    LiveChanged,
+    StaleToken,
+    TrainingFailed,
+)
 from pipeline.logs import logger
 from pipeline.marks.marks import Mark, lesson
 from pipeline.models import bundle
@@ -48,6 +56,7 @@ from pipeline.watching.sessions.sampling import SessionSampler
 if TYPE_CHECKING:
     from pipeline.models.fitting import TrainConfig
     from pipeline.training.documents import DocumentReader
+    from pipeline.training.gang_fit import GangFit
 
 # Percent after reading, and after fitting.
 _READ, _FIT = 10.0, 85.0
@@ -184,6 +193,7 @@ class Training:
     marks: Sequence[Mark] = ()  # of the patterns, as of now
     # Lends a device from the fit on: reading needs none.
     alone: Callable[[], AbstractContextManager[Workplace]] = lambda: nullcontext(Workplace())
+    gang: "GangFit | None" = None  # fits on several devices
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     place: Workplace = field(default_factory=Workplace)
     began: float = field(default_factory=time.monotonic)
@@ -200,8 +210,10 @@ class Training:
         sample = yield from self.read()
         held_out = split(sample.frame, seed=self.settings.train.seed, mode=self.mode)
         recent = yield from self.answered(sample)
+        shared = yield from self.fit_by_gang(sample, held_out)
         with self.alone() as self.place:
-            yield from self.fit(sample, held_out)
+            if not shared:
+                yield from self.fit(sample, held_out)
             yield from self.judge_and_publish(held_out, recent)
 
     @property
@@ -287,15 +299,32 @@ class Training:
             patterns=session_keys.user_patterns(self.settings.watch.session_keys),
         )
 
-    def fit(self, sample: sampling.TrainingSample, held_out: HeldOut) -> Iterator[Status]:
-        """Fits, writes the bundle and brings it into the store; afterwards `status.version` names it.
+    def fit_by_gang(
+        self, sample: sampling.TrainingSample, held_out: HeldOut
+    ) -> Generator[Status, None, bool]:
+        """Fits on several devices where that was asked for; False where they are not to be had: a model from
+        one device is better than none."""
+        if self.gang is None:
+            return False
+        try:
+            yield from self.fit(sample, held_out, by=self.gang)
+        except LeaseRefused as exc:
+            logger(request=self.status.request_id).warning("training.without_gang", why=str(exc))
+            return False
+        return True
 
-        Raises StoreUnavailable."""
+    def fit(
+        self, sample: sampling.TrainingSample, held_out: HeldOut, *, by: "GangFit | None" = None
+    ) -> Iterator[Status]:
+        """Fits, here or `by` a gang, writes the bundle and brings it into the store; afterwards
+        `status.version` names it.
+
+        Raises StoreUnavailable, and what the gang raises."""
         from pipeline.models import trainer  # torch
 
         yield self.at(
             state=TrainingState.TRAINING,
-            device=self.place.device,
+            device=self.place.device if by is None else f"{by.devices} devices",
             lines=sample.lines,
             patterns=sample.frame.height,
             percent=_READ,
@@ -327,13 +356,15 @@ class Training:
                 {bundle.SEQUENCES: dump_session_models(self.session_models)} if self.session_models else {}
             ),
         )
-        for step in trainer.fit(sample.frame, request):
-            yield self.at(
-                percent=round(_READ + (_FIT - _READ) * step.percent / 100.0, 1),
-                remaining_s=step.remaining_s or 0.0,
-                epoch=int(step.epoch),
-                loss=step.loss or 0.0,
-            )
+        steps = trainer.fit(sample.frame, request) if by is None else by.fit(sample.frame, request)
+        with closing(steps):
+            for step in steps:
+                yield self.at(
+                    percent=round(_READ + (_FIT - _READ) * step.percent / 100.0, 1),
+                    remaining_s=step.remaining_s or 0.0,
+                    epoch=int(step.epoch),
+                    loss=step.loss or 0.0,
+                )
         if not self.registry.path(version).is_dir():
             raise TrainingFailed(f"the training of {version} ended without a model")
         self.registry.put(version)

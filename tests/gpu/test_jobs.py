@@ -12,10 +12,12 @@ import tarfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import psutil
 import pytest
 import redis
@@ -27,6 +29,8 @@ from pool_devices import put_devices
 
 from pipeline.commands.gpu.job_runner import Outcome
 from pipeline.commands.gpu.run import Stop
+from pipeline.controller.training_status import Status
+from pipeline.controller.trainings import TrainingRequest
 from pipeline.errors import BadInput
 from pipeline.gpu import gang, job_files
 from pipeline.gpu.job_keeper import JobKeeper
@@ -35,7 +39,16 @@ from pipeline.gpu.node import address
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.rank_pool import RankPool
 from pipeline.gpu.values import Need, PoolLease
+from pipeline.messages.app import make_app
+from pipeline.models import trainer
+from pipeline.models.config import ModelConfig
+from pipeline.models.fitting import TrainConfig
+from pipeline.records.schema import RESULT_SCHEMA
+from pipeline.records.verdict import pattern_ids
 from pipeline.settings import Settings
+from pipeline.sinks.choose import parquet_of
+from pipeline.tasks import train
+from pipeline.tasks.context import Context
 
 NEED = Need(memory_mib=4_000)
 
@@ -441,8 +454,48 @@ def _a_gang_goes_on_from_its_checkpoint(nodes: TwoNodes, logweir: Verb) -> None:
     assert nodes.pool.snapshot().leases == ()
 
 
+def _store_lines(context: Context) -> None:
+    """Forty lines that differ, ten times each."""
+    texts = [f"unit {chr(97 + n % 8)} did step {chr(97 + n % 5)}" for n in range(40)]
+    rows = [
+        dict.fromkeys(RESULT_SCHEMA)
+        | {
+            "message": text, "workload": "shop", "timestamp": datetime(2026, 11, 20, tzinfo=UTC), "level": "info",
+            "lines": 1, "line": n + 1, "record_id": f"r{n}", "pattern_id": pattern_ids([text])[0],
+            "template_id": n % 40 + 1,
+        }
+        for n, text in enumerate(texts * 10)
+    ]  # fmt: skip
+    parquet_of(context.settings).write("b1", pl.DataFrame(rows, schema=RESULT_SCHEMA))
+    context.client.sadd(context.ledger.keys.workloads, "shop")
+    context.client.hset(context.ledger.keys.totals("shop"), "stored", 400)
+
+
+def _a_training_is_shared_by_two_nodes(nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer is this process: it judges and publishes what two ranks have fitted over gloo."""
+    small = ModelConfig(hidden=32, feed_forward=64)
+    monkeypatch.setattr(trainer, "TrainConfig", lambda: TrainConfig(model=small, min_steps=30, max_steps=30))
+    app = make_app(own := nodes.pool.settings.replace(train_devices=2))
+    context = Context(app, own)
+    context.leases.clear_quarantine()
+    _store_lines(context)
+    shown: list[Status] = []
+    show = context.trainings.show
+    monkeypatch.setattr(context.trainings, "show", lambda at, lease: (shown.append(at), show(at, lease)))
+    context.trainings.request(TrainingRequest())
+    assert train.run(context) is None
+    live = context.registry.current()
+    assert live is not None and {at.device for at in shown if at.device} == {"2 devices"}
+    job = nodes.job(f"train-{live.version}")
+    assert (job.state, job.node, job.attempt) == (JobState.SUCCEEDED, "a, b", 1)
+    assert context.registry.manifest(live.version).stats.steps == 30
+    assert max(at.percent for at in shown if at.loss) > 50, "rank 0 told how far it was"
+    assert b'"stage":"fit"' in nodes.jobs.read(job.job_id, 0)[1]
+    app.close()
+
+
 def test_a_job_runs_on_another_node_with_its_files_and_one_of_a_dead_node_is_told_or_tried_again(
-    nodes: TwoNodes, logweir: Verb
+    nodes: TwoNodes, logweir: Verb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = nodes.folder / "source"
     source.mkdir()
@@ -469,6 +522,7 @@ def test_a_job_runs_on_another_node_with_its_files_and_one_of_a_dead_node_is_tol
     assert wait_until(lambda: not nodes.pool.snapshot().leases, timeout_s=5)
 
     _a_gang_goes_on_from_its_checkpoint(nodes, logweir)
+    _a_training_is_shared_by_two_nodes(nodes, monkeypatch)
 
     # Two that run when their node dies.
     for name, retries in (("gone", "0"), ("again", "1")):

@@ -145,6 +145,23 @@ def test_a_line_scores_the_same_in_any_company_and_costs_k_rows(bundle: Path) ->
 
 
 @pytest.mark.long
+def test_the_loss_of_a_batch_is_the_sum_over_the_processes_that_share_its_rows(bundle: Path) -> None:
+    model = LineModel.load(bundle)
+    specials = model.tokenizer.specials
+    ids = torch.full((5, 9), specials.pad)
+    for row, length in enumerate((9, 7, 4, 8, 3)):
+        ids[row, :length] = torch.arange(20, 20 + length)
+        ids[row, 0], ids[row, length - 1] = specials.cls, specials.sep
+
+    def loss(rows: slice) -> torch.Tensor:
+        torch.manual_seed(7)  # each process hides what one alone hides
+        return torch.stack(model.network.loss(ids, rows))
+
+    parts = sum(loss(slice(rank, None, 6)) for rank in range(6))  # one of them has no row
+    assert torch.allclose(parts, loss(slice(None)), rtol=1e-5)
+
+
+@pytest.mark.long
 def test_auto_model_reads_a_bundle(bundle: Path) -> None:
     from transformers import AutoModel, AutoModelForMaskedLM
 

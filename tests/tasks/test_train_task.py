@@ -136,6 +136,19 @@ def free(context: Context) -> bool:
     return context.leases.holder_of(TRAINING) is None
 
 
+def test_a_training_for_several_devices_is_fitted_here_where_no_node_takes_jobs(
+    context: Context, passing: None
+) -> None:
+    store(context, lines=20)
+    alone = Context(
+        context.app, context.settings.replace(train_devices=2, gpu_node_ttl_ms=200, gpu_beat_s=0.05)
+    )
+    alone.trainings.request(TrainingRequest())
+    assert task.run(alone) is None
+    assert now_live(alone).generation == 1
+    assert alone.jobs.live() == []
+
+
 @pytest.mark.long
 def test_a_training_makes_a_model_that_is_judged_published_and_described(
     context: Context, monkeypatch: pytest.MonkeyPatch

@@ -54,10 +54,16 @@ class GangRun(JobRun):
 
     def _led(self, job: PoolJob) -> PoolJob | None:
         """All ranks begin, and find rank 0 at its address."""
-        if job.state is not JobState.STARTING or job.attempt != self.job.attempt:
+        if job.state is not JobState.STARTING or job.start_id != self.job.start_id:
             return None
         started_ms, master = now_ms(self.pool.client), f"{self.address}:{free_port(self.address)}"
         return replace(job, state=JobState.RUNNING, master=master, started_ms=started_ms, why="")
+
+    def _unused(self, why: str) -> Outcome:
+        """A later start has the same lease: it is given back only while this start stands in the record."""
+        if self._why_over(self.jobs.find(self.job.job_id)):
+            return Outcome(failed=why)
+        return super()._unused(why)
 
     def _variables(self) -> dict[str, str]:
         job = self.job
@@ -81,7 +87,7 @@ class GangRun(JobRun):
     def _why_over(self, job: PoolJob | None) -> str:
         if job is None or job.state in ENDED or job.attempt != self.job.attempt:
             return "another rank has ended"
-        if job.state is JobState.WAITING:
+        if job.start_id != self.job.start_id:
             return "its ranks did not begin together"
         return super()._why_over(job)
 

@@ -20,9 +20,9 @@ from pipeline.commands.common import err
 from pipeline.commands.gpu.job_results import JobResults
 from pipeline.commands.gpu.request import NAME
 from pipeline.commands.gpu.run import Run, Stop
-from pipeline.errors import BadSetting, LeaseRefused, LogweirError, RedisUnavailable
+from pipeline.errors import BadInput, BadSetting, LeaseRefused, LogweirError, RedisUnavailable
 from pipeline.gpu.job_files import UPLOAD, fetch_files
-from pipeline.gpu.jobs import JobState, PoolJob, PoolJobs, lost
+from pipeline.gpu.jobs import FIT, JobState, PoolJob, PoolJobs, lost
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.rank_pool import RankPool
@@ -35,6 +35,7 @@ from pipeline.store.choose import open_store
 FLUSH_S: Final = 0.5
 LAST_S: Final = 60.0  # so long the end of a job is reported to a Redis that is away
 DRAIN_S: Final = 2.0  # what the kernel cannot end may keep the output open
+PROGRAMS: Final = {FIT: "pipeline.training.rank_fit"}
 # Of this process's environment the program sees these: how to find programs, libraries and its own language.
 PASSED: Final = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR",
@@ -101,6 +102,15 @@ class Outcome:
         return replace(job, state=JobState.FAILED, why=why)
 
 
+def _command(job: PoolJob) -> list[str]:
+    """Of a program of ours each node has its own. Raises BadInput."""
+    if not job.program:
+        return list(job.command)
+    if job.program not in PROGRAMS:
+        raise BadInput(f"this node has no program {job.program!r}; all machines should run one version")
+    return [sys.executable, "-P", "-m", PROGRAMS[job.program]]
+
+
 def _fault(exc: Exception) -> str:
     """An error in words. One that nobody foresaw has its kind, and its traceback in the log of the node."""
     if isinstance(exc, LogweirError | OSError):
@@ -121,7 +131,7 @@ class JobRun:
     ) -> None:
         self.pool, self.jobs, self.settings = pool, jobs, settings
         self.job, self.lease = job, lease
-        name = f"{job.lease_id}.{self.rank}" if job.gang else job.lease_id
+        name = job.run_id(self.rank).replace(":", ".") if job.gang else job.lease_id
         self.directory = settings.data.dir.absolute() / "gpu-jobs" / name
         self.objects = open_store(settings.data.store)
         self.results = JobResults(jobs, self.objects, job, self.directory / "results", stores=self.rank == 0)
@@ -208,7 +218,7 @@ class JobRun:
 
     def _new_run(self, *, locked: Collection[str] | None = None) -> Run:
         return Run(
-            self.pool, self.lease, settings=self.settings, command=list(self.job.command),
+            self.pool, self.lease, settings=self.settings, command=_command(self.job),
             grace_s=self.job.grace_s, console=err(), allocator=self.job.allocator, locked=locked,
         )  # fmt: skip
 
@@ -279,7 +289,7 @@ class JobRun:
 
     def _report(self, outcome: Outcome) -> None:
         def decide(job: PoolJob) -> PoolJob | None:
-            ours = job.attempt == self.job.attempt and job.state in (JobState.STARTING, JobState.RUNNING)
+            ours = job.start_id == self.job.start_id and job.state in (JobState.STARTING, JobState.RUNNING)
             return outcome.of(job) if ours else None
 
         if self.jobs.change(self.job.job_id, decide) is None:
