@@ -1,9 +1,9 @@
-"""Loads models on leased devices, at most once in the pool: best fit, least recently used idle ones go first.
+"""Loads models on leased devices, as many copies in the pool as wanted: best fit, idle ones go first.
 
 gpu/placing.py decides. A lease gives a process memory on devices, and a Placement fills it. One entry per
-model and device in Redis makes loading single-flight. While a copy is ready in any process, `ensure` answers
-its device, and `request` in another process names its holder. Nothing here forwards a request. An entry ends
-with its lease, so a killed process leaves none behind.
+model and device in Redis makes loading single-flight; the script that claims it counts the copies. While all
+copies are ready in other processes, `ensure` answers a device of theirs, and `request` names its holder.
+Nothing here forwards a request. An entry ends with its lease, so a killed process leaves none behind.
 """
 
 import json
@@ -11,7 +11,7 @@ import threading
 import time
 import uuid as uuids
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any, Final, Protocol
@@ -29,6 +29,7 @@ from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 
 LOAD_S: Final = 300.0  # tens of GiB from a slow disk
+LEAVE_S: Final = 0.05  # between two looks whether the last request of a model has ended
 
 
 class PlaceArgs(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,9 +38,10 @@ class PlaceArgs(msgspec.Struct, frozen=True, kw_only=True):
     verb: str  # list, claim, touch, ready, unloading, drop
     field: str = ""  # of the entry; for all but `list`
     claim: str = ""  # id of the claim; for touch, ready, unloading, drop
-    entry: str = ""  # JSON; for claim, with the three below
+    entry: str = ""  # JSON; for claim, with the four below
     memory_mib: int = 0
     room_mib: int = 0
+    replicas: int = 1
     load_ms: int = 0
 
 
@@ -50,6 +52,24 @@ class Loader(Protocol):
         """May raise; then nothing of the model is on the device."""
 
     def unload(self, model: Model, uuid: str) -> None: ...
+
+
+class PlacedModels:
+    """What is on devices, of all processes. For readers, and for those that load."""
+
+    def __init__(self, client: "redis.Redis", settings: Settings) -> None:
+        keys = Keys(settings.redis.key_prefix)
+        self.keys = [keys.gpu("models"), keys.gpu("deadlines")]
+        self.scripts = Scripts(client)
+
+    def look(self) -> tuple[int, list[Loaded]]:
+        """The time of Redis in milliseconds, and the models then, in one order. Raises RedisUnavailable."""
+        now, *texts = self.step(PlaceArgs(verb="list"))
+        return int(now), sorted((_entry(text) for text in texts), key=lambda entry: entry.key)
+
+    def step(self, args: PlaceArgs) -> Any:
+        """One run of gpu/place.lua. Raises RedisUnavailable."""
+        return self.scripts.run("gpu/place", self.keys, [named_arguments(args)])
 
 
 class Placement:
@@ -65,9 +85,7 @@ class Placement:
         load_timeout_s: float = LOAD_S,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        keys = Keys(settings.redis.key_prefix)
-        self.keys = [keys.gpu("models"), keys.gpu("deadlines")]
-        self.scripts = Scripts(client)
+        self.placed = PlacedModels(client, settings)
         self.loader = loader
         self.lease = lease
         self.load_timeout_s = load_timeout_s
@@ -123,6 +141,48 @@ class Placement:
                 wait_s = remaining_s
             self.pause(wait_s)
 
+    def view(self) -> tuple[int, list[Loaded]]:
+        """The time of Redis in milliseconds, and `loaded()` at that time. Raises RedisUnavailable."""
+        return self._entries()
+
+    def here(self, key: tuple[str, str]) -> Loaded | None:
+        """The copy of a model (`Model.key`) that is ready in this process."""
+        with self._lock:
+            return self._here.get(key)
+
+    def place(self, model: Model, uuid: str, *, unload: Sequence[Loaded] = ()) -> bool:
+        """Load a model on this device of the lease, after `unload`. False when one of those is in use, or
+        when another process was first or took the room. Raises as `ensure` does.
+        """
+        if not all(self.unload(entry) for entry in unload):
+            return False
+        with self._lock:
+            room_mib = self.rooms[uuid] - self._stuck[uuid]
+        claimed = self._claim(model, uuid, room_mib)
+        if claimed is None:
+            return False
+        self._load(claimed)
+        return True
+
+    def leave(self, within_s: float) -> bool:
+        """Unload all models of this process, each once its requests have ended; False when some are left.
+
+        For the end of a lease. Without Redis their entries end with the lease.
+        """
+        end = time.monotonic() + within_s
+        while True:
+            with self._lock:
+                left = list(self._here.values())
+            for entry in left:
+                with suppress(RedisUnavailable):
+                    self.unload(entry)
+            with self._lock:
+                if not self._here:
+                    return True
+            if time.monotonic() >= end:
+                return False
+            self.pause(LEAVE_S)
+
     @contextmanager
     def request(self, tenant: str, model: Model) -> Iterator[Loaded]:
         """Around one request of a tenant to a model that is ready in this process and stays loaded meanwhile.
@@ -177,8 +237,7 @@ class Placement:
             late, self._dropping = self._dropping, []
         for entry in late:
             self._drop(entry)
-        now, *texts = self._place(PlaceArgs(verb="list"))
-        return int(now), sorted((_entry(text) for text in texts), key=lambda entry: entry.key)
+        return self.placed.look()
 
     def _whereabouts(self, model: Model) -> str:
         """The reason why a model is not ready in this process. Raises RedisUnavailable."""
@@ -204,9 +263,10 @@ class Placement:
             entry=_text(entry),
             memory_mib=model.memory_mib,
             room_mib=room_mib,
+            replicas=model.replicas,
             load_ms=load_ms,
         )
-        word, *_ = self._place(args)
+        word, *_ = self.placed.step(args)
         if word == b"lost":
             raise LeaseRefused(f"lease {self.lease.lease_id} is gone; ask for another one")
         return entry if word == b"claimed" else None
@@ -288,10 +348,7 @@ class Placement:
                 self._dropping.append(entry)
 
     def _step(self, verb: str, entry: Loaded) -> bool:
-        return bool(self._place(PlaceArgs(verb=verb, field=_field(entry), claim=entry.claim)))
-
-    def _place(self, args: PlaceArgs) -> Any:
-        return self.scripts.run("gpu/place", self.keys, [named_arguments(args)])
+        return bool(self.placed.step(PlaceArgs(verb=verb, field=_field(entry), claim=entry.claim)))
 
 
 def _field(entry: Loaded) -> str:
@@ -306,7 +363,12 @@ def _text(entry: Loaded) -> str:
 
 def _entry(text: bytes) -> Loaded:
     flat = json.loads(text)
-    model = Model(name=flat["name"], tenant=flat["tenant"], memory_mib=int(flat["memory_mib"]))
+    model = Model(
+        name=flat["name"],
+        tenant=flat["tenant"],
+        memory_mib=int(flat["memory_mib"]),
+        replicas=int(flat.get("replicas", 1)),  # an older build wrote none
+    )
     return Loaded(
         model=model,
         uuid=flat["uuid"],

@@ -3,10 +3,12 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeVar
 
 FIRST_WAIT_S: Final = 0.5
 LONGEST_WAIT_S: Final = 120.0
+
+Place = TypeVar("Place", str, tuple[str, str])
 
 
 class LoadState(StrEnum):
@@ -19,11 +21,13 @@ class LoadState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A model to load. Two tenants may use one name for two models."""
+    """A model to load. Two tenants may use one name for two models. `replicas`: copies in the pool at most,
+    each on a device of its own."""
 
     name: str
     tenant: str
     memory_mib: int
+    replicas: int = 1
 
     @property
     def key(self) -> tuple[str, str]:
@@ -84,49 +88,70 @@ def choose_device(
 ) -> PlacementChoice:
     """The device for a model. Pure.
 
-    In order: a ready copy, first one of this lease; waiting for a copy that loads; best fit, exact fits
-    accepted. Last comes the device whose least recently used idle models make room, oldest first. `rooms`:
-    MiB by device that the models of `lease_id` may take together. `loaded`: all entries, of other leases too.
-    `busy`: keys that answer a request now.
+    In order: a ready copy of this lease; any ready copy, or waiting for one that loads, where the pool has
+    all replicas; best fit, exact fits accepted. Then comes the device whose least recently used idle models
+    make room, oldest first. Last comes a ready copy elsewhere. `rooms`: MiB by device that the models of
+    `lease_id` may take together. `loaded`: all entries, of other leases too. `busy`: keys that answer a
+    request now.
     """
     same = copies(model, loaded)
-    ready = [entry for entry in same if entry.state is LoadState.READY]
-    if ready:
-        ready_first = sorted(ready, key=lambda entry: (entry.lease_id != lease_id, entry.uuid))
-        return PlacementChoice(uuid=ready_first[0].uuid, ready=True)
+    ready = sorted(
+        (entry for entry in same if entry.state is LoadState.READY),
+        key=lambda entry: (entry.lease_id != lease_id, entry.uuid),
+    )
     loading = [entry for entry in same if entry.state is LoadState.LOADING]
-    if loading:
+    whole = len(ready) + len(loading) >= model.replicas
+    if ready and (whole or ready[0].lease_id == lease_id):
+        return PlacementChoice(uuid=ready[0].uuid, ready=True)
+    if whole:
         return PlacementChoice(why=f"{loading[0].holder} is loading {model.name} on {loading[0].uuid}")
     of_lease = [entry for entry in loaded if entry.lease_id == lease_id]
-    unloading = {entry.uuid for entry in same}  # never two copies on a device, not even for a moment
+    taken = {entry.uuid for entry in same}  # never two copies on a device, not even for a moment
     free = {
         uuid: room - sum(entry.model.memory_mib for entry in of_lease if entry.uuid == uuid)
         for uuid, room in rooms.items()
-        if uuid not in unloading
+        if uuid not in taken
     }
-    fits = [
-        (free_mib - model.memory_mib, uuid) for uuid, free_mib in free.items() if free_mib >= model.memory_mib
-    ]
-    if fits:
-        return PlacementChoice(uuid=min(fits)[1])
-    plans = []
-    for uuid, free_mib in free.items():
-        room = free_mib
-        idle = [e for e in of_lease if e.uuid == uuid and e.state is LoadState.READY and e.key not in busy]
-        first: list[Loaded] = []
-        for entry in sorted(idle, key=lambda e: (e.used_ms, e.key)):
-            if room >= model.memory_mib:
-                break
-            first.append(entry)
-            room += entry.model.memory_mib
-        if room >= model.memory_mib:
-            plans.append((max(entry.used_ms for entry in first), len(first), uuid, tuple(first)))
-    if plans:
-        _, _, uuid, unload = min(plans, key=lambda plan: plan[:3])
-        return PlacementChoice(uuid=uuid, unload=unload)
+    idle = [e for e in of_lease if e.state is LoadState.READY and e.key not in busy]
+    found = best_place(model, free, {uuid: [e for e in idle if e.uuid == uuid] for uuid in free})
+    if found is not None:
+        return PlacementChoice(uuid=found[0], unload=found[1])
+    if ready:
+        return PlacementChoice(uuid=ready[0].uuid, ready=True)
     if not free:
         return PlacementChoice(why=f"{model.name} is being unloaded")
     largest = max([0, *free.values()])
     return PlacementChoice(
         why=f"{model.name} needs {model.memory_mib} MiB, {largest} MiB are free and no idle models make room"
     )
+
+
+def best_place(
+    model: Model, free: Mapping[Place, int], idle: Mapping[Place, Sequence[Loaded]]
+) -> tuple[Place, tuple[Loaded, ...]] | None:
+    """The place for a model and what has to be unloaded there first; None where it fits nowhere. Pure.
+
+    `free`: MiB by place. Best fit first; else the place whose least recently used `idle` models make room.
+    """
+    fits = [
+        (free_mib - model.memory_mib, place)
+        for place, free_mib in free.items()
+        if free_mib >= model.memory_mib
+    ]
+    if fits:
+        return min(fits)[1], ()
+    plans = []
+    for place, free_mib in free.items():
+        room = free_mib
+        first: list[Loaded] = []
+        for entry in sorted(idle.get(place, ()), key=lambda e: (e.used_ms, e.key)):
+            if room >= model.memory_mib:
+                break
+            first.append(entry)
+            room += entry.model.memory_mib
+        if room >= model.memory_mib:
+            plans.append((max(entry.used_ms for entry in first), len(first), place, tuple(first)))
+    if not plans:
+        return None
+    _, _, place, unload = min(plans, key=lambda plan: plan[:3])
+    return place, unload

@@ -152,6 +152,15 @@ def test_waits_double_from_half_a_second_to_two_minutes() -> None:
     assert max(waits) == 120.0
 
 
+def test_a_further_replica_goes_to_a_device_without_one() -> None:
+    two = Model(name="m", tenant="t", memory_mib=100, replicas=2)
+    there = on(A, two, lease_id="other")
+    choice = choose_device(two, [there], {A: 1_000, B: 1_000}, lease_id=OWN)
+    assert (choice.uuid, choice.ready) == (B, False)
+    assert choose_device(two, [there], {A: 1_000}, lease_id=OWN).ready, "one device, one copy"
+    assert choose_device(two, [there, on(B, two, lease_id="third")], {"GPU-c": 1_000}, lease_id=OWN).ready
+
+
 # Loading
 
 
@@ -293,6 +302,30 @@ def test_two_processes_that_race_load_a_model_once(
     answers = [racer.communicate(timeout=60)[0] for racer in racers]
     assert answers == [f"{A}\n", f"{A}\n"]
     assert len(out.read_text().splitlines()) == 1
+
+
+def test_leases_on_two_devices_load_as_many_copies_as_are_wanted(
+    place: Callable[..., Placement], weights: Weights
+) -> None:
+    """Both decided on an empty pool: the script counts what the other one claimed meanwhile."""
+    first, second = place(), place("lease-2", {B: 300})
+    assert first.place(a_model(), A)
+    assert not second.place(a_model(), B)
+    two = Model(name="two", tenant="t", memory_mib=100, replicas=2)
+    assert first.place(two, A) and second.place(two, B)
+    assert not place("lease-3", {"GPU-c": 300}).place(two, "GPU-c")
+    assert [entry.uuid for entry in first.loaded()] == [A, A, B]
+
+
+def test_a_process_that_leaves_waits_for_its_requests_and_unloads_everything(
+    place: Callable[..., Placement], weights: Weights
+) -> None:
+    placement = place()
+    placement.ensure(a_model())
+    with placement.request("t", a_model()):
+        assert not placement.leave(0)
+    assert placement.leave(0)
+    assert placement.loaded() == [] and placement.here(a_model().key) is None
 
 
 def test_idle_models_make_room_and_those_in_use_do_not(

@@ -3,8 +3,9 @@
 -- ARGV the struct PlaceArgs (gpu/placement.py) as msgpack
 -- returns list: {now ms, entry, entry, ...}; claim: {'claimed', entry} | {'held', entry} | {'full'} | {'lost'}
 --         touch, ready, unloading, drop: 1, or 0 when the entry is not (any more) that claim's, or not in a state for it
--- invariant: one entry per device and model; the models of one lease on a device never exceed its room there; an entry
---            ends with its lease or, while it is loaded, with its time to load, whatever becomes of the process.
+-- invariant: one entry per device and model, and at most `replicas` of a model in the pool that load or are ready; the
+--            models of one lease on a device never exceed its room there; an entry ends with its lease or, while it is
+--            loaded, with its time to load, whatever becomes of the process.
 local a = cmsgpack.unpack(ARGV[1])
 local now, verb, name = now_ms(), a.verb, a.field
 local entries = {}
@@ -32,8 +33,12 @@ if verb == 'claim' then
   if found then return { 'held', found.text } end
   local entry = cjson.decode(a.entry)
   if tonumber(redis.call('ZSCORE', KEYS[2], entry.lease_id) or '0') <= now then return { 'lost' } end
-  local sum = a.memory_mib
+  local sum, copies = a.memory_mib, 0
   for _, other in pairs(entries) do
+    if other.entry.tenant == entry.tenant and other.entry.name == entry.name and other.entry.state ~= 'unloading' then
+      copies = copies + 1
+      if copies >= a.replicas then return { 'held', other.text } end
+    end
     if other.entry.lease_id == entry.lease_id and other.entry.uuid == entry.uuid then
       sum = sum + other.entry.memory_mib
     end
