@@ -41,6 +41,7 @@ def test_compose_has_a_service_for_every_role_and_one_image() -> None:
 PROFILES = {
     **{name: ["gpu"] for name in ("agent", "infer-gpu", "train-gpu")},
     "gpu-jobs": ["gpu-jobs"],
+    "serve": ["serve"],
     "source": ["opensearch"],
     "kafka": ["kafka"],
     "nats": ["nats"],
@@ -56,7 +57,7 @@ def test_every_setting_reaches_every_service_and_a_user_has_the_last_word() -> N
     found = compose.services(
         [ROOT / "docker-compose.yml"],
         said,
-        profiles=["gpu", "gpu-jobs", "opensearch", "kafka", "nats", "flower", "intake", "api"],
+        profiles=["gpu", "gpu-jobs", "serve", "opensearch", "kafka", "nats", "flower", "intake", "api"],
     )
     # A port of a container is open to the others of its network; which one it is, Compose publishes.
     open_to = {
@@ -64,6 +65,7 @@ def test_every_setting_reaches_every_service_and_a_user_has_the_last_word() -> N
         "flower": {"LOGWEIR_FLOWER_ADDRESS"},
         "intake": {"LOGWEIR_INTAKE"},
         "api": {"LOGWEIR_API"},
+        "serve": {"LOGWEIR_GPU_SERVE"},
     }
     for name in found.keys() - {"redis"}:
         environment = found[name].environment
@@ -130,7 +132,7 @@ def test_compose_lets_every_gpu_service_lock_where_its_user_may_write() -> None:
     (place,) = services["gpu-locks"]["volumes"]
     assert services["gpu-locks"]["entrypoint"] == ["chmod", "1777", place.split(":")[1]]
     with_gpu = {name for name, s in services.items() if "deploy" in s}
-    assert with_gpu == {"agent", "infer-gpu", "gpu-jobs", "train-gpu"}
+    assert with_gpu == {"agent", "infer-gpu", "gpu-jobs", "serve", "train-gpu"}
     for name in with_gpu:
         needs = services[name]["depends_on"]
         assert needs["gpu-locks"] == {"condition": "service_completed_successfully"}

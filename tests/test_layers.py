@@ -44,6 +44,7 @@ HOMES = {
     "obstore": {"store/bucket"},
     "duckdb": {"sinks/answers/engine"},
     "fastapi": {"workers/api"},
+    "onnxruntime": {"workers/serve/onnx_runner"},
     "pydantic": {"workers/api"},
     "celery": {"messages", "tasks", "workers"},
     "kombu": {"messages", "tasks", "workers"},

@@ -44,6 +44,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "api": ("fastapi", "httptools", "python_multipart", "uvicorn"),
     "gpu": ("pynvml",),
+    "serve": ("httptools", "onnxruntime", "starlette", "uvicorn"),
     "opensearch": ("opensearchpy",),
     "kafka": ("confluent_kafka",),
     "nats": ("google", "nats", "nkeys"),

@@ -348,9 +348,12 @@ def keys(parser: argparse.ArgumentParser) -> None:
         "--scope",
         action="append",
         default=[],
-        choices=("send", "read", "mark", "operate", "admin"),
+        choices=("send", "read", "mark", "operate", "admin", "infer"),
         help="for add: send lines (the default), or ask the API: read, mark, operate, admin; each of these "
-        "brings those before it; may be repeated",
+        "brings those before it; infer: ask the served models of a tenant; may be repeated",
+    )
+    parser.add_argument(
+        "--tenant", metavar="NAME", default="", help="for add with infer: whose models it asks (logweir)"
     )
     parser.add_argument("--for", metavar="SPAN", help="for add: only for the next 12h, 90d")
 

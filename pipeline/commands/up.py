@@ -40,18 +40,16 @@ def main(args: argparse.Namespace) -> int:
     set_up(settings.stack.log_level)
     console = err()
     wanted = settings.intake.listeners
-    missing = missing_for("intake") if wanted else []
-    if missing:
-        remark(console, f"the intake stays off: it needs {listed(missing)}; pip install 'logweir[intake]'")
-    no_api = missing_for("api") if settings.stack.api else []
-    if no_api:
-        remark(console, f"the API stays off: it needs {listed(no_api)}; pip install 'logweir[api]'")
+    missing = _missing(console, "intake", "the intake stays off") if wanted else []
+    no_api = _missing(console, "api", "the API stays off") if settings.stack.api else []
+    no_serve = _missing(console, "serve", "no model is served") if settings.gpu.serve else []
     with Stack(
         settings,
         flower=settings.stack.flower,
         metrics=settings.stack.metrics,
         intake=not missing,
         api=not no_api,
+        serve=not no_serve,
     ) as stack:
         while True:
             try:
@@ -69,6 +67,7 @@ def main(args: argparse.Namespace) -> int:
             "metrics": stack.metrics_url,
             "intake": stack.intake.urls,
             "api": stack.api_url,
+            "serve": settings.gpu.serve if stack.serves else None,
             "closed": closed,
         }
         if args.json:
@@ -90,6 +89,8 @@ def main(args: argparse.Namespace) -> int:
                     markup=False,
                     soft_wrap=True,
                 )
+            if settings.gpu.serve and not no_serve:
+                _show_serving(console, settings.gpu.serve, serves=stack.serves)
             if stack.flower_url is not None:
                 console.print(f"  watch it:    {stack.flower_url}", markup=False, soft_wrap=True)
             if stack.metrics_url is not None:
@@ -109,6 +110,21 @@ def main(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             console.print("stopping: workers finish their step first", markup=False)
     return 0
+
+
+def _missing(console: Console, extra: str, so: str) -> list[str]:
+    """Packages that an extra lacks; said once."""
+    missing = missing_for(extra)
+    if missing:
+        remark(console, f"{so}: it needs {listed(missing)}; pip install 'logweir[{extra}]'")
+    return missing
+
+
+def _show_serving(console: Console, address: str, *, serves: bool) -> None:
+    if serves:
+        console.print(f"  models:      {address}/v2", markup=False, soft_wrap=True)
+    else:
+        remark(console, "gpu_serve is set, and no model is served here: this machine has no GPU")
 
 
 def _show_console(console: Console, url: str, settings: Settings, where: str) -> None:

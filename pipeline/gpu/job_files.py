@@ -27,11 +27,7 @@ def put_files(objects: Objects, job_id: str, name: str, directory: Path) -> JobF
     """Stores a directory. Raises BadInput when it is too large or unreadable, StoreUnavailable."""
     with tempfile.TemporaryDirectory(prefix="logweir-job-") as folder:
         archive = Path(folder) / name
-        try:
-            with tarfile.open(archive, "w") as tar:
-                tar.add(directory, arcname=".")
-        except OSError as exc:
-            raise BadInput(f"{directory} cannot be read: {exc}") from exc
+        pack_directory(directory, archive)
         total = archive.stat().st_size
         if total > MOST_BYTES:
             raise BadInput(
@@ -56,11 +52,25 @@ def fetch_files(objects: Objects, job_id: str, name: str, files: JobFiles, to: P
         with archive.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != files.sha256:
                 raise BadBundle(f"{name} of job {job_id} is damaged in {objects.url}; submit it again")
-        try:
-            with tarfile.open(archive) as tar:
-                _unpack(tar, to)
-        except tarfile.TarError as exc:
-            raise BadBundle(f"{name} of job {job_id} cannot be unpacked: {exc}") from exc
+        unpack_archive(archive, to, what=f"{name} of job {job_id}")
+
+
+def pack_directory(directory: Path, archive: Path) -> None:
+    """Writes a directory as one archive. Raises BadInput when it cannot be read."""
+    try:
+        with tarfile.open(archive, "w") as tar:
+            tar.add(directory, arcname=".")
+    except OSError as exc:
+        raise BadInput(f"{directory} cannot be read: {exc}") from exc
+
+
+def unpack_archive(archive: Path, to: Path, *, what: str) -> None:
+    """Writes the files of an archive below a directory; none leads out of it. Raises BadBundle, OSError."""
+    try:
+        with tarfile.open(archive) as tar:
+            _unpack(tar, to)
+    except tarfile.TarError as exc:
+        raise BadBundle(f"{what} cannot be unpacked: {exc}") from exc
 
 
 def drop_files(objects: Objects, job_id: str, name: str, files: JobFiles) -> None:

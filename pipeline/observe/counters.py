@@ -56,7 +56,7 @@ NATS_OUTCOMES: Final = ("read", "empty", "unreadable", "dropped", OTHER)
 PUBLISHED: Final = ("new", "known", OTHER)
 ROLES: Final = (
     "ingest", "infer-cpu", "infer-gpu", "drain", "store", "train", "train-gpu",
-    "reader", "beat", "source", "kafka", "nats", "agent", "gpu-jobs", "metrics", "intake", OTHER,
+    "reader", "beat", "source", "kafka", "nats", "agent", "gpu-jobs", "serve", "metrics", "intake", OTHER,
 )  # fmt: skip
 
 

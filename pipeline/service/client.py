@@ -309,6 +309,10 @@ class Client:
         path = f"/gpu/jobs/{quote(job, safe='')}/output"
         return self._get(path, dict[str, Any], _query(since=since, rank=rank))
 
+    def gpu_models(self) -> list[dict[str, Any]]:
+        """Every version of every served model, where its copies are, and why it has fewer than wanted."""
+        return self._get("/gpu/models", list[dict[str, Any]])
+
     def gpu_usage(self, by: UsageColumn, since: datetime | None, until: datetime | None) -> UsageView:
         """Hours of ended leases."""
         return self._get("/gpu/usage", UsageView, _query(by=by, since=since, until=until))

@@ -2,7 +2,9 @@
 
 from base64 import b64encode
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -11,16 +13,22 @@ from pipeline.errors import BadInput, LeaseRefused, NotFound
 from pipeline.gpu.jobs import ENDED, PoolJob, PoolJobs
 from pipeline.gpu.policy.explain import device_views, wanted, why_it_waits
 from pipeline.gpu.pool import Pool
+from pipeline.gpu.served import ServedModel, ServedModels
+from pipeline.gpu.served_files import put_model_file
+from pipeline.gpu.serving import read_pending
 from pipeline.gpu.values import Need, PoolLease, PoolRequest, scoring_need
 from pipeline.messages.routing import QUEUE_GPU, GpuView, route
 from pipeline.observe.presence import Presence
 from pipeline.redis.connection import now_ms
 from pipeline.service.access.audit import record_change
+from pipeline.service.pool_facts import model_rows
 from pipeline.service.questions import UsageColumn
 from pipeline.service.values import CanInfer, UsageView
 from pipeline.settings import Settings
 from pipeline.sinks.choose import usage_of
 from pipeline.sinks.usage import usage_sums
+from pipeline.store.choose import open_store
+from pipeline.units import size
 
 MAX_LEASE_S = 7 * 86_400.0  # as `logweir gpu request` allows
 
@@ -100,6 +108,37 @@ def revoke_lease(client: "redis.Redis", settings: Settings, lease_id: str, why: 
     if not Pool(client, settings).revoke(lease_id, why):
         raise _unknown(lease_id, 0, known=False)
     record_change(client, settings, by=by, action="gpu.revoke", target=lease_id, why=why)
+
+
+def served_rows(client: "redis.Redis", settings: Settings) -> list[dict[str, Any]]:
+    """Every version of every served model, by tenant and name, the newest first. Raises RedisUnavailable."""
+    return model_rows(read_pending(client, settings))
+
+
+def serve_model(
+    client: "redis.Redis", settings: Settings, path: Path, model: ServedModel, *, by: str
+) -> tuple[ServedModel, list[ServedModel]]:
+    """Stores a model's file and makes it a new version; also the versions that it removed. Hash and size are
+    those of the file. Raises BadInput, StoreUnavailable, RedisUnavailable."""
+    sha256, total = put_model_file(open_store(settings.data.store), path)
+    if model.memory_mib < total >> 20:
+        raise BadInput(
+            f"--memory {size(model.memory_mib)} is less than the file itself, which has {size(total >> 20)}; "
+            "a copy needs that and room for its work"
+        )
+    new, old = ServedModels(client, settings).put(replace(model, sha256=sha256, size=total, by=by))
+    record_change(client, settings, by=by, action="gpu.model.put", target=new.field)
+    return new, old
+
+
+def remove_model(
+    client: "redis.Redis", settings: Settings, tenant: str, name: str, version: int | None, *, by: str
+) -> list[ServedModel]:
+    """Removes a version of a model, or all. Raises NotFound, RedisUnavailable."""
+    gone = ServedModels(client, settings).remove(tenant, name, version)
+    for model in gone:
+        record_change(client, settings, by=by, action="gpu.model.remove", target=model.field)
+    return gone
 
 
 def _unknown(lease_id: str, token: int, *, known: bool) -> BadInput:

@@ -18,7 +18,7 @@ from pipeline.records.batch import utc_now
 from pipeline.redis.connection import connect
 from pipeline.service.access.audit import read_audit
 from pipeline.service.dead_letters import chosen_letters, read_dead_batch, read_dead_letters
-from pipeline.service.gpu import job_output, job_rows, read_usage
+from pipeline.service.gpu import job_output, job_rows, read_usage, served_rows
 from pipeline.service.incidents import read_incident, read_incidents, silences_in_use
 from pipeline.service.lines import around_line, stored_lines, stored_patterns, stored_rates
 from pipeline.service.marks import read_marks
@@ -216,6 +216,10 @@ class Local:
     def gpu_job_output(self, job: str, since: int = 0, rank: int = 0) -> dict[str, Any]:
         """As the protocol says."""
         return job_output(self.client, self.settings, job, since, rank)
+
+    def gpu_models(self) -> list[dict[str, Any]]:
+        """As the protocol says."""
+        return served_rows(self.client, self.settings)
 
     def gpu_usage(self, by: UsageColumn, since: datetime | None, until: datetime | None) -> UsageView:
         """As the protocol says."""

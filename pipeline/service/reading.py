@@ -144,6 +144,9 @@ class PipelineReader(Protocol):
         """The kept output of a rank of a job from byte `since` on (`output`, in base64), where it goes on
         (`next`), and whether the job has ended. Raises NotFound."""
 
+    def gpu_models(self) -> list[dict[str, Any]]:
+        """Every version of every served model, where its copies are, and why it has fewer than wanted."""
+
     def gpu_usage(self, by: UsageColumn, since: datetime | None, until: datetime | None) -> UsageView:
         """Hours of ended leases."""
 

@@ -440,6 +440,7 @@ class KeyView:
     only: list[str]
     created: datetime
     expires: datetime | None = None
+    tenant: str | None = None  # whose models it asks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

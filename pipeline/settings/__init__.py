@@ -333,6 +333,10 @@ class GpuSettings(Group, frozen=True, rename=lambda name: f"gpu_{name}"):
     jobs: Annotated[
         bool, says("this machine runs commands that other machines submit, as the user of this process")
     ] = False
+    serve: Annotated[
+        str, says("where this machine serves models of the pool over HTTP, http://HOST:4390; empty: nowhere")
+    ] = ""
+    serve_mib: Annotated[int, says("memory that the process which serves models leases", 1, TIB_MIB)] = 4_096
     infer_mib: Annotated[int, says("memory that a scoring process leases", 1, TIB_MIB)] = 2_048
     idle_s: Annotated[float, says("idle time before a scoring process returns its GPU", 0.1, DAY_S)] = 60.0
     yield_s: Annotated[float, says("time to return a lease before it is revoked", 0.1, DAY_S)] = 150.0
@@ -344,6 +348,10 @@ class GpuSettings(Group, frozen=True, rename=lambda name: f"gpu_{name}"):
         Literal["easy", "strict", "free"],
         says("what may overtake a waiting need: whatever does not delay it, nothing, all"),
     ] = "easy"
+
+    def __post_init__(self) -> None:
+        if self.serve:
+            listeners.Listener.parse(self.serve, setting="gpu_serve")
 
 
 class OpenSearchSettings(Group, frozen=True, rename=lambda name: f"opensearch_{name}"):

@@ -23,6 +23,8 @@ FILES: Final = (*sorted(CERTIFICATES), "secret")
 KEYED: Final = frozenset({"http", "https", "grpc", "grpcs"})
 DEFAULT: Final = "http://127.0.0.1:4318"
 API_DEFAULT: Final = "http://127.0.0.1:4380"
+# Settings of listeners that speak no other protocol, and how to write them.
+HTTP_ALONE: Final = {"api": API_DEFAULT, "gpu_serve": "http://127.0.0.1:4390"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +56,8 @@ class Listener:
         files = {name: Path(query.pop(name)) for name in FILES if name in query}
         if not url.hostname or url.path.strip("/") or query or url.username is not None:
             raise ValueError(f"{setting} {text!r} is no address of a listener; write it like {DEFAULT}")
-        if setting == "api" and url.scheme not in ("http", "https"):
-            raise ValueError(f"api {text!r} is not http or https; write it like {API_DEFAULT}")
+        if setting in HTTP_ALONE and url.scheme not in ("http", "https"):
+            raise ValueError(f"{setting} {text!r} is not http or https; write it like {HTTP_ALONE[setting]}")
         encrypted = url.scheme in ENCRYPTED
         if encrypted != ({"cert", "key"} <= files.keys()) or (files.keys() & CERTIFICATES and not encrypted):
             wanted = "needs ?cert=FILE&key=FILE" if encrypted else "takes no certificate"

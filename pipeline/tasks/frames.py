@@ -106,7 +106,7 @@ def score_frame(frame: Any, export: str | Path) -> Any:
     rows, back = _polars(frame)
     export = Path(export).absolute()
     facts = export / _FACTS
-    judged = _judged(rows, _loaded(export, facts.stat().st_mtime_ns if facts.is_file() else 0))
+    judged = judge_records(rows, _loaded(export, facts.stat().st_mtime_ns if facts.is_file() else 0))
     return back(rows.drop(JUDGED_SCHEMA.keys() & set(rows.columns)).hstack(judged.get_columns()))
 
 
@@ -124,11 +124,11 @@ def _polars(frame: Any) -> tuple[pl.DataFrame, Any]:
     )
 
 
-class _Export:
-    """An export in memory. Scoring changes nothing but caches."""
+class ExportedModel:
+    """An export in memory. Scoring changes nothing but caches. Its files are not needed any more."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises BadBundle."""
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
+        """`device`: as torch names it. Raises BadBundle."""
         from pipeline.models.line import LineModel  # it imports torch
 
         try:
@@ -151,7 +151,7 @@ class _Export:
                 f"{self.masks.version}; use the build of the pipeline, or train and export again"
             )
         self.version = manifest.version
-        self.network: LineModel = LineModel.load(folder / _MODEL)
+        self.network: LineModel = LineModel.load(folder / _MODEL, device)
         patterns = bundle.load_known(folder / _MODEL)
         self.knowledge = Knowledge(calibration=manifest.calibration, known=patterns)
         self.texts: dict[int, str] = dict(stored.select("template_id", "template").iter_rows())
@@ -167,11 +167,12 @@ class _Export:
 
 
 @functools.lru_cache(maxsize=_LOADED)
-def _loaded(folder: Path, _written_ns: int) -> _Export:
-    return _Export(folder)
+def _loaded(folder: Path, _written_ns: int) -> ExportedModel:
+    return ExportedModel(folder)
 
 
-def _judged(rows: pl.DataFrame, export: _Export) -> pl.DataFrame:
+def judge_records(rows: pl.DataFrame, export: ExportedModel) -> pl.DataFrame:
+    """JUDGED_SCHEMA for rows with `message` and an optional `level`, or `raw`. Raises BadInput."""
     records, has_text = _records(rows)
     if records.is_empty():
         return pl.DataFrame(schema=JUDGED_SCHEMA)

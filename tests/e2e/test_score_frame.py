@@ -11,11 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 
 from e2e.harness import Up, novel, ordinary, running, sentence
+from pipeline.errors import BadInput
+from pipeline.gpu.job_files import pack_directory
 from pipeline.tasks.frames import JUDGED_SCHEMA, score_frame
+from pipeline.workers.serve.export_runner import ExportRunner
 
 pytestmark = pytest.mark.long
 SAME = ["pattern_id", "template_id", "score", "anomalous", "p_value", "reasons", "model_version"]
@@ -50,6 +54,29 @@ def test_frames_get_the_verdicts_of_the_pipeline(stack: Up, export: Path) -> Non
     assert by_message.select(SAME).equals(rows.select(SAME))
     assert dict(judged.schema) == {"raw": pl.String, **JUDGED_SCHEMA}
     assert judged["template"].null_count() == 0
+
+
+def test_a_served_export_gives_the_same_verdicts(stack: Up, export: Path, tmp_path: Path) -> None:
+    rows = stack.rows("shop").filter(pl.col("model_version").is_not_null())
+    archive = tmp_path / "export.tar"
+    pack_directory(export, archive)
+    runner = ExportRunner(archive, "GPU-none", device_mib=1_024, context_mib=512)
+    archive.unlink()  # all of it is in memory
+    assert runner.platform == "logweir, cpu"
+    columns = {
+        name: rows[of].fill_null("").to_list() for name, of in (("lines", "message"), ("level", "level"))
+    }
+    inputs = {
+        name: np.array([text.encode() for text in texts], np.object_) for name, texts in columns.items()
+    }
+    found = runner.run(inputs, ["score", "p_value", "anomalous", "reasons"])
+    assert found["score"].tolist() == rows["score"].to_list()
+    assert found["anomalous"].tolist() == rows["anomalous"].to_list()
+    np.testing.assert_array_equal(found["p_value"], rows["p_value"].fill_null(np.nan).to_numpy())
+    assert [one.decode() for one in found["reasons"]] == [",".join(one) for one in rows["reasons"].to_list()]
+    with pytest.raises(BadInput, match="send a level for each"):
+        runner.run(inputs | {"level": inputs["level"][:1]}, ["score"])
+    assert runner.run({"lines": inputs["lines"][:0]}, ["score"])["score"].tolist() == []
 
 
 def test_a_second_export_over_the_first_is_refused(stack: Up, export: Path) -> None:

@@ -15,6 +15,7 @@ EXAMPLES: Final = """examples:
                                                            on whatever machine of the pool has room and takes jobs
   logweir gpu submit --exclusive --devices 4 --retries 2 --upload src -- python train.py
                                                            a gang: a process for each device, with torchrun's variables
+  logweir gpu models put fraud fraud.onnx --memory 2GiB    serve a model on whatever node has room for it
   logweir gpu usage --since 30d --by kind                  how many GPU-hours of training, scoring, users
   logweir gpu simulate --load 0.95                         what another order of the queue would do
 """
@@ -42,6 +43,7 @@ def add(verbs: Any, common: argparse.ArgumentParser, place: argparse.ArgumentPar
     _looking(action)
     _running(action)
     _submitting(action)
+    _serving(action)
     _lending(action)
     _simulating(action)
 
@@ -159,6 +161,39 @@ def _submitting(action: Any) -> None:
     wait.add_argument("--timeout", metavar="SPAN", help="give up after so long; default: wait for ever")
     wait.add_argument(
         "--results", metavar="DIR", help="write there what the program left in $GPU_JOB_RESULTS (rank 0's)"
+    )
+
+
+def _serving(action: Any) -> None:
+    models = action(
+        "models",
+        "models that are served on leases: where each is ready and why one waits; put one there, remove one",
+        usage="logweir gpu models [put NAME FILE | remove NAME] [flags]",
+    )
+    models.add_argument("change", nargs="?", choices=("put", "remove"), help="default: show all of them")
+    models.add_argument("name", nargs="?", metavar="NAME", help="of the model, in its address")
+    models.add_argument(
+        "file",
+        nargs="?",
+        metavar="FILE",
+        help="for put: an .onnx file, or a directory of `logweir models export`",
+    )
+    models.add_argument(
+        "--memory",
+        metavar="SIZE",
+        help="for put: what one copy takes of a lease; default: twice its file and 64 MiB",
+    )
+    models.add_argument(
+        "--replicas", type=int, default=1, metavar="N", help="for put: copies, each on another device (1)"
+    )
+    models.add_argument(
+        "--tenant",
+        metavar="NAME",
+        default="logweir",
+        help="whose model it is: keys of others do not see it (logweir)",
+    )
+    models.add_argument(
+        "--version", type=int, metavar="N", help="for remove: only this version; default: all"
     )
 
 

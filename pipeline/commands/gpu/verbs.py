@@ -34,7 +34,9 @@ def main(args: argparse.Namespace) -> int:
         from pipeline.commands.gpu import usage as gpu_usage
 
         return gpu_usage.main(args)
-    if args.action in ("top", "leases", "tenants", "jobs", "logs"):
+    if args.action in ("top", "leases", "tenants", "jobs", "logs") or (
+        args.action == "models" and args.change is None
+    ):
         with redis_explained():
             return _read(args)
     if args.url is not None:
@@ -89,6 +91,10 @@ def _done_with_pool(args: argparse.Namespace) -> int:
                 from pipeline.commands.gpu import jobs as gpu_jobs
 
                 return gpu_jobs.main(args, pool, settings)
+            case "models":
+                from pipeline.commands.gpu import models as gpu_models
+
+                return gpu_models.main(args, pool, settings)
             case "release":
                 return _release(args, pool, settings)
             case "revoke":
@@ -103,6 +109,10 @@ def _read(args: argparse.Namespace) -> int:
         from pipeline.commands.gpu import top as gpu_top
 
         return gpu_top.main(args, at.gpus)
+    if args.action == "models":
+        from pipeline.commands.gpu.models import show_served
+
+        return show_served(args, at.gpu_models())
     if args.action in ("jobs", "logs"):
         from pipeline.commands.gpu.job_view import show_jobs, show_output
 

@@ -10,7 +10,7 @@ from pipeline.errors import BadInput
 from pipeline.redis.connection import connect
 from pipeline.service.access.audit import user_of_machine
 from pipeline.service.access.key_changes import KeyAsked, add_key, revoke_key
-from pipeline.service.access.keys import SEND, SenderKey, SenderKeys
+from pipeline.service.access.keys import INFER, SEND, SenderKey, SenderKeys
 from pipeline.settings import Settings
 
 
@@ -33,6 +33,7 @@ def _add(args: argparse.Namespace, keys: SenderKeys, settings: Settings) -> int:
         workload=args.workload or "",
         only=args.only,
         lasts=getattr(args, "for"),
+        tenant=args.tenant,
     )
     new = add_key(keys.client, settings, asked, by=user_of_machine(), flag="--for")
     if args.json:
@@ -78,7 +79,8 @@ def _list(args: argparse.Namespace, keys: SenderKeys) -> int:
     for key in found:
         sends_for = (key.workload and f"all as {key.workload}") or ", ".join(key.patterns) or "all workloads"
         expires = "" if key.expires is None else f"{key.expires:%Y-%m-%d %H:%M}"
-        row = (key.name, ", ".join(key.scopes), sends_for, f"{key.created:%Y-%m-%d %H:%M}", expires)
+        scopes = [f"infer as {key.tenant}" if scope == INFER else scope for scope in key.scopes]
+        row = (key.name, ", ".join(scopes), sends_for, f"{key.created:%Y-%m-%d %H:%M}", expires)
         table.add_row(*map(cell, row))
     console.print(table)
     return 0
@@ -92,4 +94,5 @@ def _facts(key: SenderKey) -> dict[str, Any]:
         "only": list(key.patterns),
         "created": key.created,
         "expires": key.expires,
+        "tenant": key.tenant or None,
     }

@@ -80,6 +80,13 @@ def begin(uuid: str, *, memory_mib: int | None, context_mib: int) -> str:
         return f"cuda:{index}"
 
 
+def usable() -> bool:
+    """Whether torch sees a CUDA device. Starts no context."""
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
 def started_on() -> str | None:
     """The uuid of the device on which this process has started CUDA, or None."""
     return _here

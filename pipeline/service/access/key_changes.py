@@ -15,13 +15,14 @@ from pipeline.units import span
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyAsked:
-    """A wanted key. `only`: patterns of workloads; `lasts`: 12h, 90d."""
+    """A wanted key. `only`: patterns of workloads; `lasts`: 12h, 90d; `tenant`: of the scope `infer`."""
 
     name: str
     scopes: Sequence[str] = (SEND,)
     workload: str = ""
     only: Sequence[str] = ()
     lasts: str | None = None
+    tenant: str = ""
 
 
 def add_key(
@@ -35,7 +36,12 @@ def add_key(
     if asked.lasts and not length:
         raise BadInput(f"{flag} {asked.lasts[:40]!r} is no length of time; write 12h or 90d")
     secret = SenderKeys(client, settings).add(
-        asked.name, workload=asked.workload, patterns=asked.only, scopes=asked.scopes, lasts=length
+        asked.name,
+        workload=asked.workload,
+        patterns=asked.only,
+        scopes=asked.scopes,
+        lasts=length,
+        tenant=asked.tenant,
     )
     scopes = tuple(dict.fromkeys(asked.scopes))
     record_change(client, settings, by=by, action="key.add", target=asked.name, scopes=list(scopes))
@@ -61,6 +67,7 @@ def read_keys(client: "redis.Redis", settings: Settings) -> list[KeyView]:
             only=list(key.patterns),
             created=key.created,
             expires=key.expires,
+            tenant=key.tenant or None,
         )
         for key in SenderKeys(client, settings).look()
     ]

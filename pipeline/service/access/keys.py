@@ -21,6 +21,8 @@ import redis
 
 from pipeline.controller.watchlist import check_pattern, covers
 from pipeline.errors import BadInput
+from pipeline.gpu.policy.fairness import is_name
+from pipeline.gpu.values import TENANT
 from pipeline.producer import check_name
 from pipeline.redis.connection import answering, now_ms, text_map
 from pipeline.redis.keys import Keys
@@ -34,7 +36,8 @@ READ: Final = "read"
 MARK: Final = "mark"
 OPERATE: Final = "operate"  # trainings, models, watchlist, dead letters, GPU leases
 ADMIN: Final = "admin"  # keys and the audit log
-SCOPES: Final = (SEND, READ, MARK, OPERATE, ADMIN)
+INFER: Final = "infer"  # questions to the served models of one tenant
+SCOPES: Final = (SEND, READ, MARK, OPERATE, ADMIN, INFER)
 # A scope of the API brings those before it.
 _BRINGS: Final = {
     READ: (READ,),
@@ -48,7 +51,7 @@ _SCHEMES: Final = frozenset({"bearer", "splunk", "apikey", "basic"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderKey:
     """The rights of a key. `workload`: the one of all its lines. `patterns`: workloads it may send for, as in
-    `logweir watch`; empty: all."""
+    `logweir watch`; empty: all. `tenant`: whose models it asks, with the scope `infer`."""
 
     name: str
     digest: str
@@ -57,6 +60,7 @@ class SenderKey:
     patterns: tuple[str, ...] = ()
     scopes: tuple[str, ...] = (SEND,)
     expires: datetime | None = None
+    tenant: str = ""
 
     def may(self, scope: str) -> bool:
         """Whether it is good for this, alone or by a scope that brings it."""
@@ -108,6 +112,7 @@ class SenderKeys:
         patterns: Iterable[str] = (),
         scopes: Iterable[str] = (SEND,),
         lasts: timedelta | None = None,
+        tenant: str = "",
     ) -> str:
         """A new key, in the only place where it is ever said. Raises BadInput."""
         wanted = tuple(dict.fromkeys(scopes))
@@ -117,6 +122,11 @@ class SenderKeys:
             raise BadInput(f"{name[:40]!r} is no name of a key; use 1 to {MAX_KEY_NAME} printable characters")
         if workload:
             check_name("workload", workload)
+        if tenant and (INFER not in wanted or not is_name(tenant)):
+            raise BadInput(
+                f"tenant {tenant[:60]!r} is not usable; use letters, digits, dots, dashes and underscores, at "
+                "most 63, with the scope infer"
+            )
         secret = "lw_" + secrets.token_urlsafe(32)
         created_ms = now_ms(self.client)
         expires_ms = None if lasts is None else created_ms + int(lasts.total_seconds() * 1000)
@@ -127,6 +137,7 @@ class SenderKeys:
             "workload": workload,
             "patterns": [check_pattern(pattern) for pattern in patterns],
             "created_ms": created_ms,
+            "tenant": (tenant or TENANT) if INFER in wanted else "",
         }
         with answering():
             if int(self.client.hlen(self.key)) >= MAX_KEYS:
@@ -183,6 +194,7 @@ def _key(name: str, entry: dict[str, Any]) -> SenderKey:
         workload=entry["workload"],
         patterns=tuple(entry["patterns"]),
         scopes=tuple(entry["scopes"]),
+        tenant=entry.get("tenant", ""),  # an older build wrote none
     )
 
 

@@ -113,15 +113,18 @@ class WatchlistBody(Body):
 
 
 class KeyBody(Body):
-    """`only`: patterns of the workloads that it sends for or sees. `lasts`: 12h, 90d."""
+    """`only`: patterns of the workloads that it sends for or sees. `lasts`: 12h, 90d. `tenant`: whose models
+    it asks, with the scope `infer`."""
 
     name: Annotated[str, Field(min_length=1, max_length=60)]
     scopes: Annotated[
-        list[Literal["send", "read", "mark", "operate", "admin"]], Field(min_length=1, max_length=5)
+        list[Literal["send", "read", "mark", "operate", "admin", "infer"]],
+        Field(min_length=1, max_length=6),
     ]
     workload: Annotated[str, Field(max_length=200)] = ""
     only: Annotated[list[Text], Field(max_length=100)] = []
     lasts: Annotated[str, Field(max_length=12)] | None = None
+    tenant: Annotated[str, Field(max_length=63)] = ""
 
 
 class LeaseBody(Body):
@@ -340,7 +343,12 @@ async def post_key(request: Request, asker: Ruling, body: KeyBody) -> Response:
     """A new key. Only its SHA-256 is kept."""
     api = api_of(request)
     asked = KeyAsked(
-        name=body.name, scopes=body.scopes, workload=body.workload, only=body.only, lasts=body.lasts
+        name=body.name,
+        scopes=body.scopes,
+        workload=body.workload,
+        only=body.only,
+        lasts=body.lasts,
+        tenant=body.tenant,
     )
     new = await api.facts(add_key, api.client, api.settings, asked, by=asker.name)
     return as_json(request, new, status=201)

@@ -17,7 +17,7 @@ from pipeline.service.access.key_changes import read_keys
 from pipeline.service.access.keys import ADMIN, OPERATE, READ
 from pipeline.service.cursors import page_of
 from pipeline.service.dead_letters import read_dead_batch, read_dead_letters
-from pipeline.service.gpu import can_infer, job_output, job_rows, read_usage
+from pipeline.service.gpu import can_infer, job_output, job_rows, read_usage, served_rows
 from pipeline.service.incidents import read_incident, read_incidents, silences_in_use
 from pipeline.service.marks import read_marks
 from pipeline.service.models import read_model, read_models
@@ -225,6 +225,12 @@ async def get_job_output(
 ) -> Response:
     """What a rank of a job has printed, as far as it is kept, from byte `since` on."""
     return await _told(request, lambda api: job_output(api.client, api.settings, job, since, rank))
+
+
+@router.get("/gpu/models", responses=answers_with(list[dict[str, Any]], "By tenant and name."))
+async def get_served_models(request: Request, _asker: WholeView) -> Response:
+    """Models that are served on leases of the pool, and why one has fewer copies than wanted."""
+    return await _told(request, lambda api: served_rows(api.client, api.settings))
 
 
 @router.get("/gpu/usage", responses=answers_with(UsageView, "Hours of ended leases."))

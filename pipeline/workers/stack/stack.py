@@ -60,6 +60,7 @@ MODULES: Final = {
     "infer-gpu": ("gpu", ["infer-gpu"]),
     "agent": ("agent", ["agent"]),
     "gpu-jobs": ("jobs", ["gpu-jobs"]),
+    "serve": ("serve", ["serve"]),
     "source": ("source", ["source"]),
     "kafka": ("kafka", ["kafka"]),
     "nats": ("nats", ["nats"]),
@@ -79,6 +80,7 @@ class Stack:
         metrics: bool = False,
         intake: bool = False,
         api: bool = False,
+        serve: bool = False,
     ) -> None:
         # Absolute, because the workers run in the data directory.
         self.settings = settings.replace(
@@ -87,6 +89,8 @@ class Stack:
             masks=tuple(path.absolute() for path in settings.intake.masks),
             kafka_source=settings.kafka.source and with_absolute_files(settings.kafka.source),
             nats_source=settings.nats.source and nats_settings.with_absolute_paths(settings.nats.source),
+            gpu_serve=settings.gpu.serve
+            and str(Listener.parse(settings.gpu.serve, setting="gpu_serve").absolute()),
             workload_rules=None if settings.intake.rules is None else settings.intake.rules.absolute(),
             opensearch_ca=None if settings.opensearch.ca is None else settings.opensearch.ca.absolute(),
             supervisor_pid=os.getpid(),
@@ -104,6 +108,7 @@ class Stack:
         self._with_intake = intake and bool(settings.intake.listeners)
         self.intake = IntakeSockets()
         self._with_api = api and bool(settings.stack.api)
+        self._with_serve = serve and bool(settings.gpu.serve)
         self._lock: IO[str] | None = None
         self._redis_restarts = Restarts()
 
@@ -220,9 +225,11 @@ class Stack:
         return [*self.children, *self.gpu]
 
     def _start_gpu(self) -> None:
-        """The agent of this machine's GPUs, a process that scores on one, and one that starts jobs."""
+        """The agent of this machine's GPUs, a process that scores on one, and those that are asked for."""
         if self._with_gpu:
-            roles = ("agent", "infer-gpu", *(("gpu-jobs",) if self.settings.gpu.jobs else ()))
+            jobs = ("gpu-jobs",) if self.settings.gpu.jobs else ()
+            serve = ("serve",) if self._with_serve else ()
+            roles = ("agent", "infer-gpu", *jobs, *serve)
             self.gpu = [self._spawn(role, role, Crashes()) for role in roles]
 
     def _check_gpu(self) -> None:
@@ -240,6 +247,11 @@ class Stack:
                 logger(worker=child.name).error("worker.given_up", why=str(exc))
                 self.gpu.remove(child)
             self._note_state()
+
+    @property
+    def serves(self) -> bool:
+        """Whether this machine serves models of the pool."""
+        return any(child.name == "serve" for child in self.gpu)
 
     @property
     def flower_url(self) -> str | None:

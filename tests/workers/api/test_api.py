@@ -490,7 +490,7 @@ def both(
         "mark --list", "mark --list --json", "dead list", "dead list --json", "dead list --limit 2",
         "dead show d1", "dead show nothing", "senders", "senders --json",
         "gpu leases", "gpu tenants", "gpu usage", "gpu usage --json --since 2026-01-01",
-        "gpu usage --csv", "gpu jobs", "gpu jobs --json", "gpu logs nothing", "events --limit 3", "events --since 1h --type model.* --json", "events --since never",
+        "gpu usage --csv", "gpu jobs", "gpu jobs --json", "gpu models", "gpu models --json", "gpu logs nothing", "events --limit 3", "events --since 1h --type model.* --json", "events --since never",
     ],
 )  # fmt: skip
 def test_a_verb_prints_the_same_through_the_api(both: tuple[Verb, Verb], verb: str) -> None:

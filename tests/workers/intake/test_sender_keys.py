@@ -202,6 +202,21 @@ def test_the_flag_names_the_shippers_that_there_are() -> None:
     assert snippets.choices == tuple(SNIPPETS)
 
 
+def test_a_key_of_a_model_has_a_tenant_and_no_other_key_has_one(settings: Settings) -> None:
+    ring = ring_of(settings)
+    ring.add("plain")
+    ring.add("own", scopes=("infer",))
+    ring.add("theirs", scopes=("infer", "read"), tenant="research")
+    assert {key.name: key.tenant for key in ring.look()} == {
+        "plain": "",
+        "own": "logweir",
+        "theirs": "research",
+    }
+    for scopes, tenant in ((("read",), "research"), (("infer",), "a tenant")):
+        with pytest.raises(BadInput, match="with the scope infer"):
+            ring.add("wrong", scopes=scopes, tenant=tenant)
+
+
 def test_a_process_off_loopback_without_a_key_ends_with_one_sentence(settings: Settings) -> None:
     with running_intake(settings, start=False) as intake, pytest.raises(AssertionError) as caught:
         intake.start(LOGWEIR_INTAKE="http://0.0.0.0:0")
