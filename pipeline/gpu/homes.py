@@ -5,12 +5,14 @@ models make room for one that somebody asks for, and for no other. So models tha
 displace each other in turn.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Final
 
-from pipeline.gpu.placing import Loaded, LoadState, best_place, copies
+from pipeline.gpu.placing import Loaded, LoadState, best_place
 from pipeline.gpu.served import ServedModel, ServeNode
 from pipeline.units import size
 
@@ -20,6 +22,9 @@ SUPERSEDED_MS: Final = 60_000  # an older version without a request for so long 
 NO_SERVER: Final = (
     "no process of the role serve runs; set gpu_serve on a machine with a GPU, as for `logweir up`"
 )
+
+
+Place = tuple[str, str]  # a lease and a device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +45,12 @@ class ServeState(StrEnum):
     PENDING = "pending"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Pending:
-    """Everything that decisions about homes are made from, at one moment of the Redis clock."""
+    """Everything that decisions about homes are made from, at one moment of the Redis clock.
+
+    A node decides about up to a thousand models once a second, so what several of them need is kept.
+    """
 
     now_ms: int
     models: Sequence[ServedModel]
@@ -55,14 +63,20 @@ class Pending:
 
     def versions(self, tenant: str, name: str) -> list[ServedModel]:
         """Of one model, the newest first."""
-        found = [one for one in self.models if (one.tenant, one.name) == (tenant, name)]
-        return sorted(found, key=lambda one: -one.version)
+        return self._by_name.get((tenant, name), [])
 
     def newest(self, model: ServedModel) -> bool:
         return self.versions(model.tenant, model.name)[:1] == [model]
 
+    def copies_of(self, model: ServedModel) -> list[Loaded]:
+        return self._by_key.get(model.model.key, [])
+
+    def on(self, place: Place) -> list[Loaded]:
+        """The models of a lease on a device."""
+        return self._by_place.get(place, [])
+
     def ready(self, model: ServedModel) -> list[Loaded]:
-        return [one for one in copies(model.model, self.loaded) if one.state is LoadState.READY]
+        return [one for one in self.copies_of(model) if one.state is LoadState.READY]
 
     def answering(self, model: ServedModel) -> list[Loaded]:
         """Copies whose node reports: requests go there."""
@@ -71,12 +85,49 @@ class Pending:
 
     def holder(self, entry: Loaded) -> ServeNode | None:
         """The node of a copy, None where it has never reported."""
-        return next((node for node in self.nodes if node.lease_id == entry.lease_id), None)
+        return self._by_lease.get(entry.lease_id)
+
+    @cached_property
+    def free(self) -> dict[str, dict[Place, int]]:
+        """MiB by place, for each node."""
+        return {
+            node.name: {
+                (node.lease_id, room.uuid): room.memory_mib
+                - sum(entry.model.memory_mib for entry in self.on((node.lease_id, room.uuid)))
+                for room in node.rooms
+            }
+            for node in self.nodes
+        }
+
+    @cached_property
+    def _by_name(self) -> dict[tuple[str, str], list[ServedModel]]:
+        found: dict[tuple[str, str], list[ServedModel]] = defaultdict(list)
+        for model in sorted(self.models, key=lambda one: -one.version):
+            found[model.tenant, model.name].append(model)
+        return found
+
+    @cached_property
+    def _by_key(self) -> dict[tuple[str, str], list[Loaded]]:
+        found: dict[tuple[str, str], list[Loaded]] = defaultdict(list)
+        for entry in self.loaded:
+            found[entry.model.key].append(entry)
+        return found
+
+    @cached_property
+    def _by_place(self) -> dict[Place, list[Loaded]]:
+        found: dict[Place, list[Loaded]] = defaultdict(list)
+        for entry in self.loaded:
+            found[entry.lease_id, entry.uuid].append(entry)
+        return found
+
+    @cached_property
+    def _by_lease(self) -> dict[str, ServeNode]:
+        return {node.lease_id: node for node in self.nodes if node.lease_id}
 
 
 def choose_home(view: Pending, model: ServedModel) -> Home:
     """Where the next copy of a model goes. Pure."""
-    same = copies(model.model, view.loaded)
+    same = view.copies_of(model)
     if sum(entry.state is not LoadState.UNLOADING for entry in same) >= model.replicas:
         return Home()
     wanted = model.field in view.wanted
@@ -85,18 +136,11 @@ def choose_home(view: Pending, model: ServedModel) -> Home:
     able = [node for node in view.nodes if not _obstacle(view, node, model)]
     taken = {entry.uuid for entry in same}  # never two copies on a device
     free = {
-        (node.lease_id, room.uuid): room.memory_mib
-        - sum(entry.model.memory_mib for entry in _on(view, node, room.uuid))
-        for node in able
-        for room in node.rooms
-        if room.uuid not in taken
+        place: mib for node in able for place, mib in view.free[node.name].items() if place[1] not in taken
     }
     idle = {}
     if wanted:
-        for node in able:
-            for room in node.rooms:
-                entries = _on(view, node, room.uuid)
-                idle[node.lease_id, room.uuid] = [entry for entry in entries if _idle(view, entry)]
+        idle = {place: [entry for entry in view.on(place) if _idle(view, entry)] for place in free}
     found = best_place(model.model, free, idle)
     if found is None:
         return Home(why=_why(view, model, able, free))
@@ -104,11 +148,11 @@ def choose_home(view: Pending, model: ServedModel) -> Home:
     return Home(lease_id=lease_id, uuid=uuid, unload=unload)
 
 
-def next_loads(view: Pending, lease_id: str) -> list[tuple[ServedModel, Home]]:
-    """What a lease should load now, in order: those that were asked for first, then new ones. Pure."""
+def next_load(view: Pending, lease_id: str) -> tuple[ServedModel, Home] | None:
+    """What a lease should load now: one that was asked for before all others, then the newest one. Pure."""
     order = sorted(view.models, key=lambda one: (one.field not in view.wanted, -one.put_ms, one.field))
     found = ((model, choose_home(view, model)) for model in order)
-    return [(model, home) for model, home in found if home.uuid and home.lease_id == lease_id]
+    return next(((model, home) for model, home in found if home.uuid and home.lease_id == lease_id), None)
 
 
 def surplus(view: Pending, lease_id: str) -> list[Loaded]:
@@ -139,7 +183,7 @@ def serve_state(view: Pending, model: ServedModel) -> tuple[ServeState, str]:
             reasons.append(f"{silent}; its copy counts until its lease ends")
     if len(ready) >= model.replicas:
         return ServeState.READY, ""
-    loading = [e for e in copies(model.model, view.loaded) if e.state is LoadState.LOADING]
+    loading = [e for e in view.copies_of(model) if e.state is LoadState.LOADING]
     reasons += [f"{e.holder} is loading it" for e in loading]
     home = choose_home(view, model)
     if home.uuid:
@@ -150,10 +194,6 @@ def serve_state(view: Pending, model: ServedModel) -> tuple[ServeState, str]:
     if ready:
         return ServeState.READY, why
     return (ServeState.LOADING if loading else ServeState.PENDING), why
-
-
-def _on(view: Pending, node: ServeNode, uuid: str) -> list[Loaded]:
-    return [entry for entry in view.loaded if (entry.lease_id, entry.uuid) == (node.lease_id, uuid)]
 
 
 def _idle(view: Pending, entry: Loaded) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pipeline.gpu.homes import Pending, serve_state
 from pipeline.gpu.node import watchdog
-from pipeline.gpu.placing import Loaded, copies
+from pipeline.gpu.placing import Loaded
 from pipeline.gpu.policy.explain import (
     DeviceView,
     device_views,
@@ -179,7 +179,7 @@ def model_rows(view: Pending) -> list[dict[str, Any]]:
     found = []
     for model in sorted(view.models, key=lambda one: (one.tenant, one.name, -one.version)):
         state, why = serve_state(view, model)
-        placed = copies(model.model, view.loaded)
+        placed = view.copies_of(model)
         found.append(
             {
                 "tenant": model.tenant,

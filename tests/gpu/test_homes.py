@@ -17,7 +17,7 @@ from pipeline.gpu.homes import (
     Pending,
     ServeState,
     choose_home,
-    next_loads,
+    next_load,
     serve_state,
     surplus,
 )
@@ -73,8 +73,8 @@ def test_a_model_goes_to_the_tightest_room_of_all_nodes_and_only_that_node_loads
     model = a_model(mib=150)
     both = view([model], [], [a_node("a", 300), a_node("b", 200)])
     assert choose_home(both, model) == Home(lease_id="lease-b", uuid="GPU-b")
-    assert next_loads(both, "lease-a") == []
-    assert [home.uuid for _, home in next_loads(both, "lease-b")] == ["GPU-b"]
+    assert next_load(both, "lease-a") is None
+    assert next_load(both, "lease-b") == (model, Home(lease_id="lease-b", uuid="GPU-b"))
 
 
 def test_replicas_go_to_devices_of_their_own_and_a_missing_one_says_why() -> None:
@@ -163,7 +163,7 @@ def test_removed_and_superseded_copies_are_surplus_once_the_newest_is_ready() ->
     assert surplus(view([old, new], both, nodes), "lease-a") == idle
     assert surplus(view([old, new], both, nodes, old), "lease-a") == [idle[1]]
     assert surplus(view([old, new], both, nodes), "lease-b") == []
-    assert next_loads(view([old], [], nodes), "lease-a") and not next_loads(
+    assert next_load(view([old], [], nodes), "lease-a") and not next_load(
         view([old, new], both, nodes), "lease-a"
     )
 

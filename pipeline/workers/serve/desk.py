@@ -13,7 +13,7 @@ import redis
 
 from pipeline.errors import BadInput, DeviceFailed, ModelUnavailable, RedisUnavailable
 from pipeline.gpu.homes import Pending, choose_home, serve_state
-from pipeline.gpu.placing import LoadState, copies
+from pipeline.gpu.placing import LoadState
 from pipeline.gpu.served import ServedModel, ServeNode
 from pipeline.logs import logger
 from pipeline.workers.serve.host import ModelHost
@@ -190,7 +190,7 @@ class ModelDesk:
         model = asked.model
         if model not in view.models:
             raise ServeRefused(404, f"{model.name} has been removed")
-        coming = any(one.state is LoadState.LOADING for one in copies(model.model, view.loaded))
+        coming = any(one.state is LoadState.LOADING for one in view.copies_of(model))
         ready = bool(view.answering(model))
         _, why = serve_state(view, model)
         if asked.left_s <= 0:

@@ -15,7 +15,7 @@ from typing import Final
 import redis
 
 from pipeline.errors import BadInput, LeaseRefused, LogweirError, RedisUnavailable, StoreUnavailable
-from pipeline.gpu.homes import Home, Pending, next_loads, surplus
+from pipeline.gpu.homes import Home, Pending, next_load, surplus
 from pipeline.gpu.leasing.renewal import LeaseInUse
 from pipeline.gpu.node import cuda
 from pipeline.gpu.node.inventory import this_node
@@ -176,9 +176,9 @@ class ModelHost:
         for field in self._faults.keys() - {model.field for model in view.models}:
             del self._faults[field]
         if self._loading is None or self._loading.done():
-            loads = next_loads(view, lease_id)
-            if loads:
-                self._loading = self._loads.submit(self._load, placement, *loads[0])
+            load = next_load(view, lease_id)
+            if load is not None:
+                self._loading = self._loads.submit(self._load, placement, *load)
         if time.monotonic() - self._swept > SWEEP_S:
             self._swept = time.monotonic()
             with suppress(StoreUnavailable):
