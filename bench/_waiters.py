@@ -15,6 +15,7 @@ from pipeline.gpu.values import LeaseMode, Need
 from pipeline.settings import Settings
 
 WHOLE = Need(mode=LeaseMode.EXCLUSIVE)
+APART_S: Final = 0.02  # between two that begin to wait: a socket takes 511 connections at a time
 USE_S: Final = 0.001  # of the device by each: long enough for a second holder to be seen
 
 
@@ -39,6 +40,7 @@ def main(folder: Path, number: int) -> None:
     ]
     for thread in threads:
         thread.start()
+        time.sleep(APART_S)
     for thread in threads:
         thread.join()
     (folder / f"uses{number}.json").write_text(json.dumps(uses), encoding="utf-8")

@@ -62,7 +62,6 @@ def request(request_id: str, need: Need, *, since_ms: int = NOW_MS) -> PoolReque
         need=need,
         ttl_ms=10_000,
         since_ms=since_ms,
-        until_ms=NOW_MS + 3_600_000,
     )
 
 

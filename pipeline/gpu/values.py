@@ -191,14 +191,13 @@ class PoolLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRequest:
-    """A need that waits. It is forgotten when its holder has not asked again by `until_ms`."""
+    """A need that waits. It is forgotten when its holder has not asked again for a while."""
 
     request_id: str
     holder: str
     need: Need
     ttl_ms: int  # of the lease, once granted
     since_ms: int = 0  # set by the pool
-    until_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,11 +284,15 @@ class Yield:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolPlan:
-    """The next changes of the pool. `reservation` replaces the one before it."""
+    """The next changes of the pool. `reservation` replaces the one before it.
+
+    `line`: the requests that are served next, in their order, whenever a lease like theirs ends.
+    """
 
     grants: tuple[Grant, ...] = ()
     yields: tuple[Yield, ...] = ()
     reservation: Reservation | None = None
+    line: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -282,7 +282,7 @@ def set_gpu_seconds(values: Values, metered: Mapping[bytes, bytes] | None, tenan
     names = (*parse_tenants(tuple(tenants)), OTHER)
     sums = {(tenant, kind.value): 0 for tenant in names for kind in LeaseKind}
     for name, amount in text_map(metered or {}).items():
-        kind, _, tenant = name.partition(":")
+        kind, _, tenant = name.removeprefix("ms:").partition(":")
         place = (tenant if tenant in names else OTHER, kind)
         if place in sums:
             sums[place] += int(amount)

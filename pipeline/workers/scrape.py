@@ -166,7 +166,7 @@ class Scrape:
         ask("unseen", "LLEN", k.watching("observations"))
         ask("open_sessions", "HLEN", k.watching("sessions"))
         ask("nodes", "HLEN", k.gpu("nodes"))
-        ask("metered", "HGETALL", k.gpu("metered"))
+        ask("metered", "HGETALL", k.gpu("sums"))
         ask("unacked", "HLEN", k.kombu("unacked"))
         for queue in all_queues(self.settings.drain.shards):
             ask(("queue", queue), "LLEN", k.kombu(queue))

@@ -80,7 +80,6 @@ def waits(name: str, **need: Any) -> PoolRequest:
         need=Need(**need),
         ttl_ms=15_000,
         since_ms=NOW - 70_000,
-        until_ms=NOW + 9,
     )
 
 

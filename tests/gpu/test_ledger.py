@@ -350,7 +350,9 @@ def test_waiting_needs_are_shown_oldest_first_and_keep_their_place(ledger: PoolL
     assert ledger.wait(first, 90_000) is None
     after = ledger.snapshot().waiting
     assert after[0].since_ms == before[0].since_ms
-    assert after[0].until_ms > before[0].until_ms
+    until = ledger.client.zscore(ledger.keys.gpu("waiting_until"), "z")
+    assert ledger.wait(first, 180_000) is None
+    assert ledger.client.zscore(ledger.keys.gpu("waiting_until"), "z") > until + 80_000
     assert after[0].need == first.need
 
 
@@ -370,8 +372,12 @@ def test_a_need_nobody_asks_for_any_more_is_forgotten_with_its_reservation(ledge
     seen = ledger.snapshot()
     assert (seen.waiting, seen.reservation) == ((), None), "nothing could be granted to it"
     assert ledger.commit(seen.epoch, PoolPlan(grants=(grant(request, GPU),))).why == "unfit"
+    news = ledger.listen("a")
+    assert news.next(5) == (True, None), "who begins to listen asks once more"
     assert ledger.sweep().forgotten == ("a",)
-    assert ledger.wait_for_news("a", 5)
+    assert not ledger.remember("a", 9_000)
+    assert news.next(5) == (True, None)
+    news.close()
     assert not ledger.client.exists(ledger.keys.gpu("waiting"), ledger.keys.gpu("reservation"))
 
 
@@ -427,13 +433,16 @@ def test_a_wait_that_is_taken_back_also_gives_back_what_was_granted_meanwhile(le
 
 def test_whoever_waits_is_woken_by_the_grant(ledger: PoolLedger) -> None:
     request = ask(ledger, "a", shared())
-    assert not ledger.wait_for_news("a", 0.05)
-    woken: list[bool] = []
-    thread = threading.Thread(target=lambda: woken.append(ledger.wait_for_news("a", 20)))
+    news = ledger.listen("a")
+    news.next(5)
+    assert news.next(0.05) == (False, None)
+    woken: list[tuple[bool, PoolLease | None]] = []
+    thread = threading.Thread(target=lambda: woken.append(news.next(20)))
     thread.start()
     commit(ledger, grant(request, GPU))
     thread.join(20)
-    assert woken == [True]
+    assert woken == [(True, ledger.snapshot().leases[0])]
+    news.close()
 
 
 @pytest.mark.parametrize(("name", "holder"), [("", "h"), ("a", ""), ("a\nb", "h"), ("a", "\udc80")])
@@ -689,7 +698,7 @@ def test_a_node_whose_clock_is_an_hour_off_is_shown_so_and_works(ledger: PoolLed
 def test_a_redis_clock_that_went_back_ends_nothing_and_decays_nothing(ledger: PoolLedger) -> None:
     ahead = now_ms(ledger) + HOUR
     silence(ledger, "a", -HOUR)
-    ledger.client.hset(ledger.keys.gpu("usage"), "logweir", f"5:{ahead}")
+    ledger.client.hset(ledger.keys.gpu("sums"), "use:logweir", f"5:{ahead}")
     lease = get(ledger, "a", shared(), pids=[7])
     assert ledger.sweep().fenced == ()
     assert not ledger.snapshot().nodes[0].silent
@@ -721,7 +730,7 @@ def test_a_node_silent_for_a_day_is_forgotten_unless_something_is_on_it(ledger: 
     ledger.sweep()
     seen = ledger.snapshot()
     assert (seen.devices, seen.nodes) == ((), ())
-    assert int(ledger.client.hget(ledger.keys.gpu("tokens"), GPU) or 0) == lease.token, (
+    assert int(ledger.client.hget(ledger.keys.gpu("sums"), "token") or 0) == lease.token, (
         "tokens never start again"
     )
 
@@ -741,7 +750,7 @@ def test_a_grant_is_charged_at_once_and_settled_at_the_end(client: "redis.Redis"
     (lease,) = ledger.snapshot().leases
     text = (client.hget(key, "a") or b"").decode().replace(str(lease.granted_ms), str(past))
     client.hset(key, "a", text)
-    client.hset(ledger.keys.gpu("usage"), "t", f"30:{past}")
+    client.hset(ledger.keys.gpu("sums"), "use:t", f"30:{past}")
     assert ledger.release(lease)
     accrued = 0.5 * (100 / 0.693147) * 0.5
     assert ledger.snapshot().usage["t"].value == pytest.approx(accrued, rel=0.01)
@@ -749,7 +758,7 @@ def test_a_grant_is_charged_at_once_and_settled_at_the_end(client: "redis.Redis"
 
 def test_use_is_never_below_nothing(ledger: PoolLedger) -> None:
     lease = get(ledger, "a", shared(tenant="t"))
-    ledger.client.hset(ledger.keys.gpu("usage"), "t", f"0.1:{now_ms(ledger)}")
+    ledger.client.hset(ledger.keys.gpu("sums"), "use:t", f"0.1:{now_ms(ledger)}")
     ledger.release(lease)
     assert ledger.snapshot().usage["t"].value == 0.0
 
@@ -780,10 +789,8 @@ def test_a_restarted_redis_keeps_leases_and_tokens_and_grants_nothing_for_a_whil
             ledger.renew(lease)
         process = own_redis.start()
         # The server forgot the scripts: what is read beside one brings it along.
-        epoch, *_ = ledger.scripts.run_all(
-            [("gpu/snapshot", ledger._names, [settings.internal.lease_ttl_ms, -1])]
-        )[0]
-        assert int(epoch) == before.epoch
+        ledger.scripts.run_all([("gpu/snapshot", ledger._names, [settings.internal.lease_ttl_ms, -1])])
+        assert ledger.snapshot().epoch == before.epoch
         with monkeypatch.context() as patch:
             patch.setattr(pool_ledger, "INLINE", 0)
             after = ledger.snapshot()

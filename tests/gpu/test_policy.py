@@ -352,7 +352,7 @@ def test_a_reservation_stays_with_its_need_and_its_devices_while_they_can_serve_
     kept = Reservation(request_id="gang", uuids=(TWO.uuid, THREE.uuid), start_ms=NOW_MS + 540_000, made_ms=7)
     older = request("older", shared(8 * GIB, devices=2, tenant="b"), since_ms=0)
     world = snapshot([ONE, TWO, THREE], leases=held, waiting=[older, gang()], reservation=kept)
-    assert make_plan(world) == PoolPlan(reservation=kept)
+    assert make_plan(world) == PoolPlan(reservation=kept, line=("gang", "older"))
 
 
 def test_a_reservation_moves_where_it_starts_sooner() -> None:
@@ -435,7 +435,7 @@ def test_training_closes_the_door_and_inference_is_asked_to_yield_even_when_gran
     assert reserved(made) == ("train", {ONE.uuid})
     again = request("again", held[0].need, since_ms=NOW_MS + 1)
     closed = after(replace(world, waiting=(*world.waiting, again)), made, obey=False)
-    assert make_plan(closed) == PoolPlan(reservation=made.reservation)
+    assert make_plan(closed) == PoolPlan(reservation=made.reservation, line=("train", "again"))
     assert not open_to_shared(closed, held[0].need)
 
 

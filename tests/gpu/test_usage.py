@@ -355,8 +355,9 @@ def test_the_stream_is_bounded_and_counts_what_it_loses(
     )
     for name in ("x", "y", "z"):
         pool.release(granted(pool, name, "GPU-0"))
+    pool.sweep()
     assert [row["lease_id"] for row in stored(context)] == ["y", "z"]
-    assert pool.client.hget(pool.keys.gpu("metered"), "lost") == b"1"
+    assert pool.client.hget(pool.keys.gpu("sums"), "lost") == b"1"
 
 
 # The table

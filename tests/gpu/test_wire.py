@@ -68,7 +68,7 @@ VALUES: list[tuple[Any, Any]] = [
     (Device, replace(DEVICE, processes=None)),
     (Node, Node(name="a", agent="agent-1", beat_ms=12, clock_ahead_ms=-3_600_000)),
     (PoolLease, LEASE),
-    (PoolRequest, PoolRequest(request_id="r", holder="h", need=Need(), ttl_ms=1, since_ms=2, until_ms=3)),
+    (PoolRequest, PoolRequest(request_id="r", holder="h", need=Need(), ttl_ms=1, since_ms=2)),
     (
         Orphan,
         Orphan(

@@ -58,6 +58,7 @@ class ReleasePoolLeaseArgs(msgspec.Struct, frozen=True, kw_only=True):
     tokens: str
     clean: bool  # the holder is off the devices
     half_life_s: float
+    lease_ttl_ms: int  # the time to begin in, where the lease is handed on
 
 
 class RevokePoolLeaseArgs(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,8 +56,11 @@ class Planner:
         return snapshot
 
     def remembered_ms(self, request: PoolRequest) -> int:
-        """A waiting request is remembered so long after its holder asked last."""
-        return min(request.ttl_ms, self.lease_ttl_ms)
+        """A waiting request is remembered so long after its holder asked last.
+
+        Needs of a crowd are remembered longer, so that the crowd as a whole asks no more often.
+        """
+        return round(min(request.ttl_ms, self.lease_ttl_ms) * min(4.0, max(1.0, self.crowd / 250)))
 
     def plan(self) -> tuple[PoolLease, ...]:
         """Plan now, or leave a mark for the process that plans. Returns all leases granted here.
@@ -90,8 +93,7 @@ class Planner:
         others = [other for other in snapshot.waiting if other.request_id != name]
         if limit is not None and len(others) > limit:
             return None
-        now = snapshot.now_ms
-        waits = replace(request, since_ms=now, until_ms=now + self.remembered_ms(request))
+        waits = replace(request, since_ms=snapshot.now_ms)
         plan = self._planned(replace(snapshot, waiting=(*others, waits)))
         return (snapshot.epoch, plan) if _grants(plan, name) else None
 

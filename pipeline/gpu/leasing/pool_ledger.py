@@ -6,7 +6,6 @@ node no longer sees their processes. The policy makes plans (policy/policy.py); 
 if it still fits.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, cast
@@ -14,7 +13,7 @@ from typing import Any, Final, cast
 import msgspec
 import redis
 
-from pipeline.errors import BadInput, LeaseRefused
+from pipeline.errors import BadInput, LeaseRefused, RedisUnavailable
 from pipeline.gpu.leasing import arguments, wire
 from pipeline.gpu.values import (
     Committed,
@@ -39,18 +38,16 @@ from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 
 SILENT: Final = "its node is silent"
-# In the order of redis/lua/gpu/_gpu.lua; NAMES_PER_REQUEST are prefixes of keys of single requests.
+# In the order of redis/lua/gpu/_gpu.lua; NAMES_PER_REQUEST begin the names of channels and keys of a request.
 NAMES: Final = (
     "nodes", "beats", "devices", "leases", "deadlines", "yields", "taken", "left", "waiting", "waiting_until",
-    "tokens", "usage", "reservation", "epoch", "freed", "records", "metered",
-    "demand", "demand_window",
+    "sums", "reservation", "freed", "records", "demand", "demand_window", "line",
 )  # fmt: skip
 NAMES_PER_REQUEST: Final = ("told", "ended")
 # Hashes that grow with the pool, in the order of gpu/snapshot.lua; at most INLINE entries go through Lua.
 LARGE: Final = ("nodes", "devices", "leases", "waiting", "left")
 INLINE: Final = 500
-# A blocking read must end before the time-out of any client does: 10 s here, 5 s where a library decides.
-BLOCK_S: Final = 3.0
+USE: Final = b"use:"  # begins the fields of gpu:sums with the use of tenants
 
 
 class PoolLedger:
@@ -79,18 +76,19 @@ class PoolLedger:
 
     def snapshot(self) -> Snapshot:
         """The whole pool at one moment, without tenants. Raises RedisUnavailable, BadPayload."""
-        epoch, now, quarantine, beats, deadlines, usage, reservation, demand, large = self._read()
+        now, quarantine, beats, deadlines, flat, reservation, demand, overdue, large = self._read()
         nodes, devices, leases, waiting, orphans = large
         now = int(now)
         roster = self._nodes(nodes, _scores(beats), now)
         silent = {node.name for node in roster if node.silent}
-        requests = _waiting(waiting, now)
+        requests = _waiting(waiting, {name.decode("utf-8", "replace") for name in overdue})
+        sums = dict(zip(flat[::2], flat[1::2], strict=True))
         place = wire.read_json(Reservation, reservation) if reservation else None
         if place is not None and all(request.request_id != place.request_id for request in requests):
             place = None
         ends = _scores(deadlines)
         return Snapshot(
-            epoch=int(epoch),
+            epoch=int(sums.get(b"epoch", 0)),
             now_ms=now,
             quarantine_ms=int(quarantine),
             nodes=tuple(roster),
@@ -98,7 +96,7 @@ class PoolLedger:
             leases=tuple(_lease(text, ends) for text in leases),
             waiting=tuple(requests),
             orphans=tuple(wire.read_json(Orphan, text) for text in orphans),
-            usage=_usage(usage),
+            usage=_usage(sums),
             reservation=place,
             half_life_s=self.settings.gpu.half_life_s,
             demand=wire.read_demand(demand),
@@ -182,7 +180,7 @@ class PoolLedger:
             arguments.WaitArgs(
                 request_id=request.request_id,
                 holder=request.holder,
-                request=wire.encode(request, without=("since_ms", "until_ms")),
+                request=wire.encode(request, without=("since_ms",)),
                 remember_ms=ttl_ms,
                 half_life_s=self.settings.gpu.half_life_s,
             ),
@@ -198,25 +196,13 @@ class PoolLedger:
             )
         return _lease(answer[1], int(answer[2])) if word == "granted" else None
 
-    def wait_for_news(self, request_id: str, timeout_s: float) -> bool:
-        """Block until the request was granted or forgotten. False: neither within the time."""
-        return self.news(request_id, timeout_s)[0]
+    def remember(self, request_id: str, ttl_ms: int) -> bool:
+        """Go on waiting, for less work of Redis than `wait`. False: the request does not wait any more."""
+        return bool(self.scripts.run("gpu/remember", self._names, [_as_text(request_id), ttl_ms]))
 
-    def news(self, request_id: str, timeout_s: float) -> tuple[bool, PoolLease | None]:
-        """The same with the lease as it was granted, where the grant says it.
-
-        The wait takes a connection of the client's pool. A hint only: it can get lost with a connection.
-        """
-        key = self.keys.gpu("told", request_id)
-        deadline = time.monotonic() + timeout_s
-        while (left_s := deadline - time.monotonic()) > 0:
-            with answering():
-                # Not 0, which means for ever.
-                found = self.client.blpop([key], timeout=max(0.01, min(left_s, BLOCK_S)))
-            if found is not None:
-                ends_at, _, text = cast("tuple[bytes, bytes]", found)[1].partition(b" ")
-                return True, _lease(text, int(ends_at)) if text else None
-        return False, None
+    def listen(self, request_id: str) -> "News":
+        """News of a request, from the first question for them on."""
+        return News(self.client, self.keys.gpu("told", request_id))
 
     def abandon(self, request_id: str, holder: str) -> None:
         """Withdraw the wait, or the lease that was granted meanwhile, unless it has begun."""
@@ -254,7 +240,7 @@ class PoolLedger:
         return self.give_back(lease, clean=clean)[0]
 
     def give_back(self, lease: PoolLease, *, clean: bool = True) -> tuple[bool, int]:
-        """`release`, and the number of needs that wait after it."""
+        """`release`, and the number of needs that wait for a plan; 0 where the next one has the lease now."""
         return self._release(lease.lease_id, lease.holder, _tokens(lease), clean=clean)
 
     def release_by_id(self, lease_id: str, token: int) -> bool:
@@ -268,6 +254,7 @@ class PoolLedger:
             tokens=tokens,
             clean=clean,
             half_life_s=self.settings.gpu.half_life_s,
+            lease_ttl_ms=self.settings.internal.lease_ttl_ms,
         )
         released, waits = self._run("release", args)
         return bool(released), int(waits)
@@ -338,6 +325,58 @@ class PoolLedger:
         self.scripts.run("gpu/clear_quarantine", self._names, [])
 
 
+class News:
+    """What happens to one waiting request: a subscription, which takes a connection of the client's pool.
+
+    Hints only: they get lost with a connection. Redis counts the subscription as the sign that the holder
+    lives, so a process that was killed gets no lease handed on.
+    """
+
+    def __init__(self, client: "redis.Redis", channel: str) -> None:
+        self.client = client
+        self.channel = channel
+        self._heard: Any = None
+
+    def next(self, timeout_s: float) -> tuple[bool, PoolLease | None]:
+        """Whether to ask the ledger again: the request was granted or forgotten, or nobody listened before.
+
+        With the lease as it was granted, where the grant says it. Raises RedisUnavailable.
+        """
+        try:
+            with answering():
+                if self._heard is None:
+                    self._heard = self.client.pubsub()  # type: ignore[no-untyped-call]
+                    self._heard.subscribe(self.channel)
+                found = self._heard.get_message(timeout=max(0.001, timeout_s))
+        except RedisUnavailable:
+            self.close()
+            raise
+        if found is None or found["type"] == "pong":
+            return False, None
+        if found["type"] != "message":  # subscribed, or once more after the connection was lost
+            return True, None
+        ends_at, _, text = cast("bytes", found["data"]).partition(b" ")
+        return True, _lease(text, int(ends_at)) if text else None
+
+    def close(self) -> None:
+        """Stop listening. The connection goes back to the client's pool as it is, where Redis answers."""
+        if self._heard is None:
+            return
+        heard, self._heard = self._heard, None
+        try:
+            heard.unsubscribe()
+            while (found := heard.get_message(timeout=1.0)) is not None:
+                if found["type"] == "unsubscribe":
+                    # PubSub.close() ends the connection, and then every idle one of this process.
+                    connection, heard.connection = heard.connection, None
+                    connection.deregister_connect_callback(heard.on_connect)
+                    self.client.connection_pool.release(connection)
+                    return
+        except redis.RedisError:
+            pass  # it is closed below
+        heard.close()
+
+
 def _check(request: PoolRequest) -> None:
     for name, value in (("request", request.request_id), ("holder", request.holder)):
         if not value or not value.isprintable():
@@ -378,18 +417,21 @@ def _lease(text: bytes, deadline_ms: int | Mapping[str, int]) -> PoolLease:
     return replace(lease, deadline_ms=deadline_ms)
 
 
-def _waiting(texts: Sequence[bytes], now: int) -> list[PoolRequest]:
+def _waiting(texts: Sequence[bytes], overdue: set[str]) -> list[PoolRequest]:
     """Oldest first, without requests that ran out, swept or not: they could not be granted."""
     requests = (wire.read_json(PoolRequest, text) for text in texts)
     return sorted(
-        (request for request in requests if request.until_ms > now),
+        (request for request in requests if request.request_id not in overdue),
         key=lambda request: (request.since_ms, request.request_id),
     )
 
 
-def _usage(flat: Sequence[bytes]) -> dict[str, Usage]:
+def _usage(sums: Mapping[bytes, bytes]) -> dict[str, Usage]:
     usage = {}
-    for tenant, text in zip(flat[::2], flat[1::2], strict=True):
-        value, _, at = text.decode().rpartition(":")
-        usage[tenant.decode("utf-8", "replace")] = Usage(value=float(value), at_ms=int(at))
+    for name, text in sums.items():
+        if name.startswith(USE):
+            value, _, at = text.decode().rpartition(":")
+            usage[name.removeprefix(USE).decode("utf-8", "replace")] = Usage(
+                value=float(value), at_ms=int(at)
+            )
     return usage

@@ -1,8 +1,8 @@
 """A waiting need: registered, refreshed while its process lives, woken when granted, withdrawn otherwise.
 
-A grant wakes only its own request (the list gpu:told:<request>). The others sleep; now and then one of them
-plans, in case a process changed the pool and did not. The request of a dead process is forgotten after one
-TTL.
+A grant wakes only its own request (the channel gpu:told:<request>). The others sleep; now and then one of
+them plans, in case a process changed the pool and did not. The request of a dead process is forgotten after
+one TTL, after up to four of them in a crowd. No lease is handed on to a process that does not listen.
 """
 
 import random
@@ -18,7 +18,7 @@ from pipeline.gpu.values import PoolLease, PoolPlan, PoolRequest, Snapshot
 from pipeline.logs import logger
 
 SLEEP_S: Final = (0.5, 1.5)  # jitter: waiting processes must not move in step
-CROWD: Final = 50  # needs; of more each one looks for itself less often
+CROWD: Final = 20  # needs; of more each one looks for itself less often
 FEW: Final = 8  # with more needs before it, a new one waits for its turn to plan
 
 
@@ -52,6 +52,7 @@ class Waiting:
                 turn.sleep(remaining_s)
             return granted
         finally:
+            turn.news.close()
             if granted is None and turn.known_to_ledger:
                 self._abandon(request)
 
@@ -90,8 +91,7 @@ class _Turn:
         self.waits = waits
         self.stops = stops  # somebody may end the wait, and is asked every second
         self.polls_at = 0.0
-        # The request of a dead process is soon forgotten, however long its lease would have lived.
-        self.remember_ms = planner.remembered_ms(request)
+        self.news = ledger.listen(request.request_id)
         self.known_to_ledger = False
         self.registered = -float("inf")
         self.planned = False
@@ -110,8 +110,14 @@ class _Turn:
         self.known_to_ledger = True
         if offer is not None and not self.planned:
             return self._accept(offer, now)
-        if self.woken or now - self.registered > self.remember_ms / 3000:
-            lease = self.ledger.wait(request, self.remember_ms)
+        remember_ms = self.planner.remembered_ms(request)
+        if self.woken or now - self.registered > remember_ms / 3000:
+            known = (
+                not self.woken
+                and self.registered > 0
+                and self.ledger.remember(request.request_id, remember_ms)
+            )
+            lease = None if known else self.ledger.wait(request, remember_ms)
             self.registered, self.woken, self.is_away = now, False, False
             if lease is not None:
                 return lease
@@ -142,19 +148,23 @@ class _Turn:
 
     def last(self) -> PoolLease | None:
         """Time is up: a lease that another planner granted meanwhile. Raises RedisUnavailable."""
-        return self.ledger.wait(self.request, self.remember_ms) if self.known_to_ledger else None
+        if not self.known_to_ledger:
+            return None
+        return self.ledger.wait(self.request, self.planner.remembered_ms(self.request))
 
     def sleep(self, left_s: float | None) -> None:
         """Sleep until woken, or for about a second; never so long that the request would be forgotten."""
         mean_s = 1.0 if self.stops else self._spread_s()
-        pause = min(random.uniform(*SLEEP_S) * mean_s, self.remember_ms / 3000)  # noqa: S311 - spreads load
+        # The request of a dead process is soon forgotten, however long its lease would have lived.
+        most_s = self.planner.remembered_ms(self.request) / 3000
+        pause = min(random.uniform(*SLEEP_S) * mean_s, most_s)  # noqa: S311 - spreads load
         if left_s is not None:
             pause = min(pause, max(left_s, 0.01))
         if self.is_away:
             time.sleep(pause)
             return
         try:
-            self.woken, lease = self.ledger.news(self.request.request_id, pause)
+            self.woken, lease = self.news.next(pause)
             if lease is not None and lease.holder == self.request.holder:
                 self.granted = lease
         except RedisUnavailable as exc:

@@ -10,9 +10,11 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Final
 
 from pipeline.gpu.policy.fairness import ENTRY_S, Shares, need_size
+from pipeline.gpu.policy.line import next_in_line
 from pipeline.gpu.policy.packing import Capacities, Capacity, given_together
 from pipeline.gpu.policy.pool_index import PoolIndex
 from pipeline.gpu.policy.preemption import Preemption
@@ -74,7 +76,22 @@ def make_plan(
             settled = head.request_id if _reserve_head(draft, head, levels[priority]) else ""
         if not _fair_share(draft, levels[priority], settled):
             break
-    return PoolPlan(grants=tuple(draft.grants), yields=tuple(draft.yields), reservation=draft.reservation)
+    return PoolPlan(
+        grants=tuple(draft.grants),
+        yields=tuple(draft.yields),
+        reservation=draft.reservation,
+        line=_line(draft, levels),
+    )
+
+
+def _line(draft: "Draft", levels: Mapping[int, Queues]) -> tuple[str, ...]:
+    """Those that are served next. Nobody where the highest priority has no reservation."""
+    place = draft.reservation
+    queues = levels[max(levels)] if place is not None and levels else {}
+    for request in chain.from_iterable(queues.values()):
+        if place is not None and request.request_id == place.request_id:
+            return next_in_line(draft.shares, queues, request, draft.granted)
+    return ()
 
 
 def open_to_shared(snapshot: Snapshot, need: Need) -> bool:

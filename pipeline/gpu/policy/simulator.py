@@ -189,7 +189,6 @@ class _Simulation:
             need=work.job.need,
             ttl_ms=1_000,
             since_ms=self.now_ms,
-            until_ms=self.now_ms,
         )
 
     def _plan(self) -> None:

@@ -15,5 +15,4 @@ if lease and lease.holder == a.holder and lease.state == 'granted' then
   end_lease(lease, 'released', '', true, a.half_life_s)
   done = 1
 end
-if done == 1 then redis.call('DEL', TOLD .. ':' .. id) end
 return done

@@ -2,14 +2,13 @@
 -- KEYS as in gpu/_gpu.lua
 -- returns 1
 -- invariant: nodes, devices, tokens and use stay, and each lease has its usage record; a new agent may speak for any node at once.
-local id = string.match(redis.call('INFO', 'replication'), 'master_replid:(%w+)')
-redis.call('HSET', REPLICATION, 'id', id, 'until_ms', 0)
+redis.call('HSET', REPLICATION, 'id', server_id(), 'until_ms', 0)
 for _, text in ipairs(redis.call('HVALS', LEASES)) do
   local lease = cjson.decode(text)
   meter(lease, 'restart')
   lease_event('lease.ended', lease, { ended = 'restart', why = 'the stack began anew' })
 end
-redis.call('DEL', LEASES, DEADLINES, YIELDS, TAKEN, LEFT, WAITING, WAITING_UNTIL, RESERVATION, FREED)
+redis.call('DEL', LEASES, DEADLINES, YIELDS, TAKEN, LEFT, WAITING, WAITING_UNTIL, RESERVATION, FREED, LINE)
 local flat = redis.call('HGETALL', NODES)
 for i = 1, #flat, 2 do
   local node = cjson.decode(flat[i + 1])

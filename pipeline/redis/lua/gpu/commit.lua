@@ -5,7 +5,8 @@
 -- invariant: all of it or nothing. What counts on a device, leases and left parts, is never more than is schedulable;
 --            an exclusive part stands alone; every part gets a token above all before it, on any device.
 local a = cmsgpack.unpack(ARGV[1])
-if tonumber(redis.call('GET', EPOCH) or '0') ~= a.epoch then return { 'stale' } end
+local LINE_MS = 2000
+if tonumber(redis.call('HGET', SUMS, 'epoch') or '0') ~= a.epoch then return { 'stale' } end
 local plan = cjson.decode(a.plan)
 if #plan.grants > 0 then
   local closed = quarantine(a.lease_ttl_ms)
@@ -70,15 +71,14 @@ for i, grant in ipairs(plan.grants) do
   local request, id = requests[i], grant.request_id
   -- One count for all devices: the token alone then tells a lease from one that had its name before, elsewhere.
   -- It begins at the clock: after Redis lost its data no token of before comes again.
-  if redis.call('HEXISTS', TOKENS, '') == 0 then redis.call('HSET', TOKENS, '', whole(now)) end
-  local token = redis.call('HINCRBY', TOKENS, '', 1)
-  for _, part in ipairs(grant.parts) do
-    part.token = token
-    redis.call('HSET', TOKENS, part.uuid, token)
+  redis.call('HSETNX', SUMS, 'token', whole(now))
+  local token, facts = redis.call('HINCRBY', SUMS, 'token', 1), {}
+  for j, part in ipairs(grant.parts) do
+    part.token, facts[j] = token, about(request.need, part, devices[part.uuid])
     take(part, request.need.mode == 'exclusive', 1)
   end
   local lease = { v = 1, lease_id = id, holder = request.holder, need = request.need, parts = grant.parts,
-    state = 'granted', granted_ms = now, ttl_ms = request.ttl_ms, share = grant.share, prepaid = grant.prepaid }
+    state = 'granted', granted_ms = now, ttl_ms = request.ttl_ms, share = grant.share, prepaid = grant.prepaid, about = facts }
   local text = cjson.encode(lease)
   redis.call('HSET', LEASES, id, text)
   local deadline = whole(now + math.min(request.ttl_ms, a.lease_ttl_ms))
@@ -111,5 +111,23 @@ if new == '' and old ~= '' then
 elseif new ~= old then
   redis.call('SET', RESERVATION, new)
   if old == '' or place(old) ~= place(new) then changed() end
+end
+-- The order of those that wait next, for gpu/release.lua. It serves while nothing else changes: each of them names the
+-- epoch at which its turn is. It ends before a node that is heard of now can fall silent, and before the use of tenants
+-- changes much.
+redis.call('DEL', LINE)
+if plan.line and #plan.line > 0 then
+  local beat = redis.call('ZRANGEBYSCORE', BEATS, whole(now - a.node_ttl_ms), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+  local keep_ms = math.min(LINE_MS, tonumber(beat[2] or 0) + a.node_ttl_ms - now)
+  local texts, turns, id = redis.call('HMGET', WAITING, unpack(plan.line)), {}, server_id()
+  local epoch = tonumber(redis.call('HGET', SUMS, 'epoch') or '0')
+  for i, text in ipairs(texts) do
+    if not text then break end
+    turns[i] = string.format('%.0f %s %s', epoch + i - 1, id, text)
+  end
+  if #turns > 0 and keep_ms > 0 then
+    redis.call('RPUSH', LINE, unpack(turns))
+    redis.call('PEXPIRE', LINE, whole(keep_ms))
+  end
 end
 return answer

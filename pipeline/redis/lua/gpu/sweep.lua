@@ -6,6 +6,7 @@
 --            Where the clock was set back nobody lives longer for it than from now on: no deadline is later than one
 --            TTL, no node was heard of later than now.
 local a = cmsgpack.unpack(ARGV[1])
+local RECORDS_MAX = 50000  -- 16 MiB; half a day of one end per second while nobody stores them
 local AT_ONCE, DAY = 500, 86400000  -- at once: no sweep keeps Redis from the others for long
 local ttl, half_life = a.node_ttl_ms, a.half_life_s
 local expired, revoked, fenced, forgotten = {}, {}, {}, {}
@@ -75,10 +76,16 @@ if next(watched) ~= nil then
   end
 end
 
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', WAITING_UNTIL, '-inf', whole(now), 'LIMIT', 0, AT_ONCE)) do
-  forget_wait(id)
-  tell(id)
-  forgotten[#forgotten + 1] = id
+local due = redis.call('ZRANGEBYSCORE', WAITING_UNTIL, '-inf', whole(now), 'LIMIT', 0, AT_ONCE)
+if #due > 0 then
+  redis.call('ZREM', WAITING_UNTIL, unpack(due))
+  for i, text in ipairs(redis.call('HMGET', WAITING, unpack(due))) do
+    if text then  -- not one that gpu/release.lua has served
+      forget_wait(due[i])
+      tell(due[i])
+      forgotten[#forgotten + 1] = due[i]
+    end
+  end
 end
 
 -- A node whose agent said that it ends, or that nobody heard of for a day, goes with those of its devices that nothing is on.
@@ -104,6 +111,9 @@ for i = 1, #silent, 2 do
     end
   end
 end
+-- Nobody stores the records: the oldest go, and are counted.
+local lost = redis.call('XTRIM', RECORDS, 'MAXLEN', RECORDS_MAX)
+if lost > 0 then redis.call('HINCRBY', SUMS, 'lost', lost) end
 local freed = redis.call('SMEMBERS', FREED)
 redis.call('DEL', FREED)
 return { expired, revoked, fenced, freed, forgotten }

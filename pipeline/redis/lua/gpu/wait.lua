@@ -55,14 +55,13 @@ if known then
   local holder = cjson.decode(known).holder
   if holder ~= a.holder then return { 'other', holder } end
 end
--- The times stand in front of the text, so that the rest compares as it is.
-local since, rest = string.match(known or '', '^{"since_ms":(%d+),"until_ms":%d+,(.*)$')
-local until_ms = whole(now + a.remember_ms)
+-- The time stands in front of the text, so that the rest compares as it is.
+local since, rest = string.match(known or '', '^{"since_ms":(%d+),(.*)$')
 if rest ~= string.sub(a.request, 2) then
   since, rest = whole(now), string.sub(a.request, 2)
   count_demand(cjson.decode(a.request).need)
   changed()
 end
-redis.call('HSET', WAITING, id, '{"since_ms":' .. since .. ',"until_ms":' .. until_ms .. ',' .. rest)
-redis.call('ZADD', WAITING_UNTIL, until_ms, id)
+redis.call('HSET', WAITING, id, '{"since_ms":' .. since .. ',' .. rest)
+redis.call('ZADD', WAITING_UNTIL, whole(now + a.remember_ms), id)
 return { 'waiting' }
