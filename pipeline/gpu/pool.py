@@ -24,6 +24,7 @@ from pipeline.gpu.leasing.renewal import LeaseInUse
 from pipeline.gpu.leasing.waiting import Waiting
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.policy import admission, policy
+from pipeline.gpu.policy.budgets import why_exhausted
 from pipeline.gpu.values import Need, PoolLease, PoolRequest, Renewed, Report, Snapshot, Swept
 from pipeline.logs import logger
 from pipeline.settings import Settings
@@ -60,6 +61,16 @@ class Pool:
                 return ""
         snapshot = self.snapshot()
         return admission.refusal(need, snapshot.devices, snapshot.tenants, snapshot.nodes)
+
+    def _over_budget(self, need: Need) -> str:
+        """The reason why a budget that refuses refuses this need; "" otherwise."""
+        latest = self._latest  # as refusal() has read it
+        tenant = None if latest is None else latest[1].tenants.get(need.tenant)
+        if tenant is None or tenant.budget is None or not tenant.budget.refuses:
+            return ""
+        snapshot = self.snapshot()
+        why = why_exhausted(snapshot.tenants[need.tenant], snapshot.now_ms)
+        return f"no GPU now: {why}" if why else ""
 
     def open_to_shared(self, need: Need) -> bool:
         """Whether a device would take this shared need now, or a lease like it is held.
@@ -100,7 +111,7 @@ class Pool:
 
         `go_on` is called about every second while waiting and may raise. Without a lease at the end, the
         request no longer waits. Raises BadInput when the need can never be met, LeaseRefused when it is not
-        met in time, RedisUnavailable.
+        met in time or its budget is used up, RedisUnavailable.
         """
         ttl_ms = self.settings.internal.lease_ttl_ms if ttl_ms is None else ttl_ms
         if not holder or ttl_ms < 1 or (timeout_s is not None and not timeout_s >= 0):
@@ -110,6 +121,8 @@ class Pool:
             )
         if why := self.refusal(need):
             raise BadInput(why)
+        if why := self._over_budget(need):
+            raise LeaseRefused(why)
         request = PoolRequest(
             request_id=request_id or uuid.uuid4().hex, holder=holder, need=need, ttl_ms=ttl_ms
         )

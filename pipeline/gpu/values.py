@@ -217,6 +217,23 @@ class Orphan:
     why: str
 
 
+class BudgetPeriod(StrEnum):
+    """After this time a budget begins anew."""
+
+    DAY = "day"
+    WEEK = "week"
+    MONTH = "month"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantBudget:
+    """GPU-hours that a tenant may use in a period. `refuses`: a need beyond it does not wait."""
+
+    gpu_hours: float
+    per: BudgetPeriod
+    refuses: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
     """The account that leases are charged to. `quota_mib` bounds its leases at a time, over all devices."""
@@ -224,6 +241,8 @@ class Tenant:
     name: str
     weight: float = 1.0
     quota_mib: int | None = None
+    budget: TenantBudget | None = None
+    used_gpu_hours: float = 0.0  # of the budget, in its present period, with leases that live
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,12 +11,13 @@ import redis
 
 from pipeline.errors import BadInput, LeaseRefused, NotFound
 from pipeline.gpu.jobs import ENDED, PoolJob, PoolJobs
+from pipeline.gpu.leasing.accounts import Account
 from pipeline.gpu.policy.explain import device_views, wanted, why_it_waits
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.served import ServedModel, ServedModels
 from pipeline.gpu.served_files import put_model_file
 from pipeline.gpu.serving import read_pending
-from pipeline.gpu.values import Need, PoolLease, PoolRequest, scoring_need
+from pipeline.gpu.values import Need, PoolLease, PoolRequest, TenantBudget, scoring_need
 from pipeline.messages.routing import QUEUE_GPU, GpuView, route
 from pipeline.observe.presence import Presence
 from pipeline.redis.connection import now_ms
@@ -139,6 +140,25 @@ def remove_model(
     for model in gone:
         record_change(client, settings, by=by, action="gpu.model.remove", target=model.field)
     return gone
+
+
+def set_budget(
+    client: "redis.Redis", settings: Settings, name: str, budget: TenantBudget | None, *, by: str
+) -> None:
+    """Gives a tenant GPU-hours per period, or takes the bound away. Raises BadInput, RedisUnavailable."""
+    planner = Pool(client, settings).planner
+    if name not in planner.tenants:
+        raise BadInput(
+            f"there is no tenant {name[:80]!r}; known are {', '.join(sorted(planner.tenants))}, and the setting "
+            "gpu_tenants adds more"
+        )
+    planner.accounts.put(Account(name=name, budget=budget))
+    told = (
+        {}
+        if budget is None
+        else {"gpu_hours": budget.gpu_hours, "per": budget.per, "refuses": budget.refuses}
+    )
+    record_change(client, settings, by=by, action="gpu.budget", target=name, **told)
 
 
 def _unknown(lease_id: str, token: int, *, known: bool) -> BadInput:

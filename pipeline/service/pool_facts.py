@@ -23,7 +23,7 @@ from pipeline.gpu.policy.explain import (
 from pipeline.gpu.policy.fairness import decayed, standings
 from pipeline.gpu.policy.packing import Capacities
 from pipeline.gpu.policy.shapes import FULL_SHARE
-from pipeline.gpu.values import Device, Orphan, PoolLease, PoolRequest, Snapshot
+from pipeline.gpu.values import Device, Orphan, PoolLease, PoolRequest, Snapshot, Tenant
 
 FORMS: Final = 8  # of recent needs, the commonest
 CLOCK_WRONG_MS: Final = 60_000  # above what a report may have been under way, as when Redis hung
@@ -147,6 +147,7 @@ def tenant_rows(s: Snapshot) -> list[dict[str, Any]]:
                 "known": tenant is not None,
                 "weight": 1.0 if tenant is None else tenant.weight,
                 "quota_mib": None if tenant is None else tenant.quota_mib,
+                "budget": None if tenant is None else _budget(tenant),
                 "held_mib": memory_mib.get(name, 0),
                 "leases": sum(lease.need.tenant == name for lease in s.leases),
                 "waiting": sum(request.need.tenant == name for request in s.waiting),
@@ -155,6 +156,18 @@ def tenant_rows(s: Snapshot) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _budget(tenant: Tenant) -> dict[str, Any] | None:
+    budget = tenant.budget
+    if budget is None:
+        return None
+    return {
+        "gpu_hours": budget.gpu_hours,
+        "per": budget.per.value,
+        "used_gpu_hours": tenant.used_gpu_hours,
+        "over": "refuse" if budget.refuses else "queue",
+    }
 
 
 def lease_used_mib(lease: PoolLease, device: Device | None) -> int | None:

@@ -630,6 +630,33 @@ def test_top_prints_one_picture_where_no_terminal_is(verb: Verb, pool: Pool) -> 
     assert "research" in verb("tenants").out
 
 
+def test_a_budget_is_set_shown_and_taken_away(verb: Verb, pool: Pool) -> None:
+    assert (
+        "research has 1.5/week; needs beyond it wait"
+        in verb("tenants", "set", "research", "--gpu-hours", "1.5/week").out
+    )
+    said = asked(verb("tenants", "set", "logweir", "--gpu-hours", "0/day", "--over", "refuse", "--json"))
+    assert said == {"tenant": "logweir", "gpu_hours": "0/day", "over": "refuse"}
+    assert "0.00 of 1.5 GPU-hours this week" in verb("tenants").out
+    shown = {one["tenant"]: one["budget"] for one in json.loads(verb("tenants", "--json").out)}
+    assert shown["logweir"] == {"gpu_hours": 0.0, "per": "day", "used_gpu_hours": 0.0, "over": "refuse"}
+    assert "its tenant logweir has used 0.00 of its 0 GPU-hours" in sentence(
+        verb("request", "--memory", "1GiB"), 75
+    )
+    assert asked(verb("request", "--memory", "1GiB", "--tenant", "research", "--json"))
+    assert verb("tenants", "set", "logweir", "--gpu-hours", "none").out == "logweir has no budget\n"
+    assert asked(verb("request", "--memory", "1GiB", "--json"))
+    for wrong, why in (
+        (("tenants", "set"), "name a tenant and its budget"),
+        (
+            ("tenants", "set", "nobody", "--gpu-hours", "1/day"),
+            "there is no tenant 'nobody'; known are logweir",
+        ),
+        (("tenants", "set", "research", "--gpu-hours", "many"), "'many' is no budget"),
+    ):
+        assert why in sentence(verb(*wrong), 2)
+
+
 def test_top_of_a_pool_without_devices_is_no_error(verb: Verb, client: "redis.Redis") -> None:
     said = verb("top")
     assert said.code == 0 and "no GPUs in the pool" in said.out

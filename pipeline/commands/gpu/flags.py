@@ -17,6 +17,7 @@ EXAMPLES: Final = """examples:
                                                            a gang: a process for each device, with torchrun's variables
   logweir gpu models put fraud fraud.onnx --memory 2GiB    serve a model on whatever node has room for it
   logweir gpu usage --since 30d --by kind                  how many GPU-hours of training, scoring, users
+  logweir gpu tenants set research --gpu-hours 100/month   a budget of GPU-hours
   logweir gpu simulate --load 0.95                         what another order of the queue would do
 """
 
@@ -77,7 +78,30 @@ def _looking(action: Any) -> None:
         help="print CSV with the columns of FOCUS 1.2, a line per day, tenant, model and kind; all costs are 0",
     )
     usage.add_argument("--csv", action="store_true", help="print the sums as CSV")
-    action("tenants", "who may use the GPUs: quota, what each holds now and has used lately")
+    _accounting(action)
+
+
+def _accounting(action: Any) -> None:
+    tenants = action(
+        "tenants",
+        "who may use the GPUs: quota, budget, what each holds now and has used lately; set changes a budget",
+        usage="logweir gpu tenants [set NAME --gpu-hours N/PERIOD] [flags]",
+    )
+    tenants.add_argument(
+        "change", nargs="?", choices=("set",), help="set: give a tenant a budget; without it the table"
+    )
+    tenants.add_argument("tenant_name", nargs="?", metavar="NAME", help="the tenant, one of gpu_tenants")
+    tenants.add_argument(
+        "--gpu-hours",
+        metavar="N/PERIOD",
+        help="its budget: 100/month, 25/week or 4.5/day, in periods of UTC; none takes it away",
+    )
+    tenants.add_argument(
+        "--over",
+        choices=("queue", "refuse"),
+        default="queue",
+        help="needs beyond the budget wait for the next period, or are refused (queue)",
+    )
 
 
 def _running(action: Any) -> None:

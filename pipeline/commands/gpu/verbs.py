@@ -5,10 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import psutil  # type: ignore[import-untyped] # it publishes no types
-from rich.table import Table
 
 from pipeline.commands.common import (
-    cell,
     err,
     out,
     print_json,
@@ -34,8 +32,8 @@ def main(args: argparse.Namespace) -> int:
         from pipeline.commands.gpu import usage as gpu_usage
 
         return gpu_usage.main(args)
-    if args.action in ("top", "leases", "tenants", "jobs", "logs") or (
-        args.action == "models" and args.change is None
+    if args.action in ("top", "leases", "tenants", "jobs", "logs", "models") and not getattr(
+        args, "change", None
     ):
         with redis_explained():
             return _read(args)
@@ -95,6 +93,10 @@ def _done_with_pool(args: argparse.Namespace) -> int:
                 from pipeline.commands.gpu import models as gpu_models
 
                 return gpu_models.main(args, pool, settings)
+            case "tenants":
+                from pipeline.commands.gpu.tenants import change_tenant
+
+                return change_tenant(args, pool, settings)
             case "release":
                 return _release(args, pool, settings)
             case "revoke":
@@ -117,7 +119,11 @@ def _read(args: argparse.Namespace) -> int:
         from pipeline.commands.gpu.job_view import show_jobs, show_output
 
         return show_jobs(args, at) if args.action == "jobs" else show_output(args, at)
-    return _leases(args, at.gpu_leases()) if args.action == "leases" else _tenants(args, at.gpu_tenants())
+    if args.action == "tenants":
+        from pipeline.commands.gpu.tenants import show_tenants
+
+        return show_tenants(args, at.gpu_tenants())
+    return _leases(args, at.gpu_leases())
 
 
 def _leases(args: argparse.Namespace, found: Sequence[Mapping[str, Any]]) -> int:
@@ -152,39 +158,6 @@ def _leases(args: argparse.Namespace, found: Sequence[Mapping[str, Any]]) -> int
             console.print(f"  {printable(line)}", markup=False, soft_wrap=True)
     if not found:
         console.print("no leases; `logweir gpu top` shows the devices", markup=False)
-    return 0
-
-
-def _tenants(args: argparse.Namespace, facts: Mapping[str, Any]) -> int:
-    from pipeline.units import size
-
-    found = facts["tenants"]
-    if args.json:
-        print_json(found)
-        return 0
-    table = Table(
-        "tenant", "weight", "quota", "holds", "leases", "waiting", "used lately", box=None, pad_edge=False
-    )
-    for t in found:
-        quota = "none" if t["quota_mib"] is None else size(t["quota_mib"])
-        name = t["tenant"] if t["known"] else f"{t['tenant']} (not in gpu_tenants)"
-        row: tuple[Any, ...] = (
-            name,
-            f"{t['weight']:g}",
-            quota,
-            size(t["held_mib"]),
-            t["leases"],
-            t["waiting"],
-        )
-        table.add_row(*map(cell, (*row, f"{t['used_share_s'] / 3600:.2f} pool-hours")))
-    console = out()
-    console.print(table)
-    console.print(
-        "whoever holds and used least for its weight comes first; past use counts half after "
-        f"{facts['half_life_s'] / 3600:g} h",
-        markup=False,
-        soft_wrap=True,
-    )
     return 0
 
 

@@ -14,6 +14,7 @@ from typing import Final
 
 import redis
 
+from pipeline.gpu.leasing.accounts import Accounts
 from pipeline.gpu.leasing.pool_ledger import PoolLedger
 from pipeline.gpu.policy import fairness, policy
 from pipeline.gpu.policy.pool_index import PoolIndex
@@ -41,6 +42,7 @@ class Planner:
         self.backfill = Backfill(settings.gpu.backfill)
         self.yield_ms = round(settings.gpu.yield_s * 1000)
         self.tenants = fairness.parse_tenants(settings.gpu.tenants)
+        self.accounts = Accounts(client, settings.redis.key_prefix)
         self.slot = keys.gpu("planning")
         self.recent = keys.gpu("planned")
         self.waiting = keys.gpu("waiting")
@@ -50,8 +52,9 @@ class Planner:
         self._one_plan = threading.Lock()  # threads share the index
 
     def snapshot(self) -> Snapshot:
-        """The whole pool at this moment, with the tenants of the settings. Raises RedisUnavailable."""
-        snapshot = replace(self.ledger.snapshot(), tenants=self.tenants)
+        """The whole pool at this moment, with the tenants and their budgets. Raises RedisUnavailable."""
+        snapshot = self.ledger.snapshot()
+        snapshot = replace(snapshot, tenants=self.accounts.of(self.tenants, snapshot))
         self.crowd = len(snapshot.waiting)
         return snapshot
 

@@ -42,6 +42,7 @@ SILENT: Final = "its node is silent"
 NAMES: Final = (
     "nodes", "beats", "devices", "leases", "deadlines", "yields", "taken", "left", "waiting", "waiting_until",
     "sums", "reservation", "freed", "records", "demand", "demand_window", "line",
+    "spent",
 )  # fmt: skip
 NAMES_PER_REQUEST: Final = ("told", "ended")
 # Hashes that grow with the pool, in the order of gpu/snapshot.lua; at most INLINE entries go through Lua.

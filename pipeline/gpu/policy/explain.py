@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.gpu.policy import admission
+from pipeline.gpu.policy.budgets import why_exhausted
 from pipeline.gpu.policy.device_names import names_node
 from pipeline.gpu.policy.packing import Capacities, Capacity
 from pipeline.gpu.policy.shapes import UNLIMITED
@@ -97,9 +98,8 @@ def why_it_waits(s: Snapshot, request: PoolRequest, views: Sequence[DeviceView])
     usable = [view for view in candidates if view.device.usable]
     if len(usable) < need.devices:
         return _unusable(need, candidates, len(usable))
-    quota = _over_quota(s, request)
-    if quota:
-        return quota
+    if bound := _over_budget(s, need) or _over_quota(s, request):
+        return bound
     if s.reservation is not None and s.reservation.request_id == request.request_id:
         return _reserved(s, s.reservation, request, views)
     return _no_room(s, request, usable)
@@ -224,6 +224,11 @@ def _reserved(
         words += f", {_who(orphans[0])} may still be there"
         words += f"; if not, say `logweir gpu clear {short(orphans[0].uuid)}`"
     return words
+
+
+def _over_budget(s: Snapshot, need: Need) -> str:
+    tenant = s.tenants.get(need.tenant)
+    return "" if tenant is None else why_exhausted(tenant, s.now_ms)
 
 
 def _over_quota(s: Snapshot, request: PoolRequest) -> str:

@@ -166,6 +166,11 @@ class Shares:
             else settings.quota_mib - self.held_mib(tenant)
         )
 
+    def bounded(self, tenant: str) -> bool:
+        """Whether a quota or a budget bounds what it may have."""
+        settings = self.tenants.get(tenant)
+        return settings is not None and (settings.quota_mib is not None or settings.budget is not None)
+
     def add(self, tenant: str, memory_mib: int, compute_percent: int) -> None:
         holding = self._held.setdefault(tenant, [0, 0])
         holding[0] += memory_mib

@@ -27,10 +27,10 @@ def next_in_line(
     """The request with the reservation, and those that one plan would serve after it.
 
     `queues`: the waiting needs of its priority, the highest, by tenant and age. Every turn is charged, as
-    grants of one plan are. Alone the first is named where a tenant has a quota, because the end of a lease
-    may then open the pool to an earlier need.
+    grants of one plan are. Alone the first is named where a tenant has a quota or a budget, because the end
+    of a lease may then open the pool to an earlier need, or close it to a later one.
     """
-    if any(shares.quota_left_mib(tenant) is not None for tenant in queues):
+    if any(shares.bounded(tenant) for tenant in queues):
         return (first.request_id,)
     line = [first.request_id]
     shares.add(first.need.tenant, *need_size(first.need))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final
 
+from pipeline.gpu.policy.budgets import exhausted
 from pipeline.gpu.policy.fairness import ENTRY_S, Shares, need_size
 from pipeline.gpu.policy.line import next_in_line
 from pipeline.gpu.policy.packing import Capacities, Capacity, given_together
@@ -97,6 +98,8 @@ def _line(draft: "Draft", levels: Mapping[int, Queues]) -> tuple[str, ...]:
 def open_to_shared(snapshot: Snapshot, need: Need) -> bool:
     """Whether some device outside the reservation would take this shared need now."""
     if snapshot.quarantine_ms > 0 or need.mode is LeaseMode.EXCLUSIVE or need.devices < 1:
+        return False
+    if exhausted(snapshot.tenants.get(need.tenant)):
         return False
     capacities = Capacities(snapshot)
     if snapshot.reservation is not None:
@@ -299,6 +302,9 @@ def _startable(draft: Draft, need: Need) -> list[Capacity]:
 
 
 def _within_quota(draft: Draft, need: Need) -> bool:
+    """False too where the budget of the tenant is used up."""
+    if exhausted(draft.shares.tenants.get(need.tenant)):
+        return False
     quota_mib = draft.shares.quota_left_mib(need.tenant)
     return quota_mib is None or need_size(need)[0] <= quota_mib
 

@@ -5,8 +5,8 @@
 local NODES, BEATS, DEVICES, LEASES, DEADLINES, YIELDS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local TAKEN, LEFT, WAITING, WAITING_UNTIL, SUMS = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
 local RESERVATION, FREED, RECORDS, DEMAND, DEMAND_WINDOW = KEYS[12], KEYS[13], KEYS[14], KEYS[15], KEYS[16]
-local LINE, REPLICATION, TOLD, ENDED, EVENTS = KEYS[17], KEYS[18], KEYS[19], KEYS[20], KEYS[21]
-local ENDED_S = 600
+local LINE, SPENT, REPLICATION, TOLD, ENDED, EVENTS = KEYS[17], KEYS[18], KEYS[19], KEYS[20], KEYS[21], KEYS[22]
+local ENDED_S, DAY = 600, 86400000
 local now = now_ms()
 local function whole(n) return string.format('%.0f', n) end
 -- Something that planning depends on is different: plans made before are stale.
@@ -95,6 +95,13 @@ local function about(need, part, device)
   end
   return { node = device.node, name = device.name or '', share = string.format('%.6f', share) }
 end
+-- The time of a part, in milliseconds of a whole device, for the days of UTC in which it was held (gpu/accounts.py).
+local function spend(tenant, from, ended, share)
+  for day = math.floor(from / DAY), math.floor(math.max(from, ended - 1) / DAY) do
+    local ms = math.min(ended, (day + 1) * DAY) - math.max(from, day * DAY)
+    if ms > 0 then redis.call('HINCRBY', SPENT, whole(day) .. ' ' .. tenant, math.floor(ms * share + 0.5)) end
+  end
+end
 -- The usage record of each part of a lease that ended at `ended`. Returns the milliseconds of whole devices. gpu/sweep.lua
 -- bounds the stream.
 local function write_records(lease, ended, how)
@@ -110,6 +117,7 @@ local function write_records(lease, ended, how)
       node = known.node or lease.host or '', device = part.uuid, device_name = known.name,
       memory_mib = part.memory_mib, compute_percent = part.compute_percent, share = known.share,
       granted_ms = lease.granted_ms, ended_ms = ended, ended = how }))
+    spend(need.tenant, lease.granted_ms, ended, tonumber(known.share))
     sum = sum + math.floor((ended - lease.granted_ms) * tonumber(known.share) + 0.5)
   end
   return sum

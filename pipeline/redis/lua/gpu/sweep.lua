@@ -7,7 +7,7 @@
 --            TTL, no node was heard of later than now.
 local a = cmsgpack.unpack(ARGV[1])
 local RECORDS_MAX = 50000  -- 16 MiB; half a day of one end per second while nobody stores them
-local AT_ONCE, DAY = 500, 86400000  -- at once: no sweep keeps Redis from the others for long
+local AT_ONCE, SPENT_DAYS, SPENT_MAX = 500, 40, 2000  -- at once: no sweep keeps Redis from the others for long
 local ttl, half_life = a.node_ttl_ms, a.half_life_s
 local expired, revoked, fenced, forgotten = {}, {}, {}, {}
 -- Few are so late: those with a TTL of their own.
@@ -114,6 +114,12 @@ end
 -- Nobody stores the records: the oldest go, and are counted.
 local lost = redis.call('XTRIM', RECORDS, 'MAXLEN', RECORDS_MAX)
 if lost > 0 then redis.call('HINCRBY', SUMS, 'lost', lost) end
+-- Days that no budget counts any more.
+if redis.call('HLEN', SPENT) > SPENT_MAX then
+  for _, field in ipairs(redis.call('HKEYS', SPENT)) do
+    if tonumber(string.match(field, '^%d+')) < math.floor(now / DAY) - SPENT_DAYS then redis.call('HDEL', SPENT, field) end
+  end
+end
 local freed = redis.call('SMEMBERS', FREED)
 redis.call('DEL', FREED)
 return { expired, revoked, fenced, freed, forgotten }
