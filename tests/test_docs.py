@@ -12,7 +12,8 @@ from pipeline.cli import parser
 from pipeline.settings import PREFIX, PUBLIC, page
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "samples" / "README.md"])
+SAMPLES = (ROOT / "samples").rglob("README.md")
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *SAMPLES])
 # These tell what was: names stay in them that the code has no more.
 HISTORY = {"CHANGELOG.md", "LOG.md"}
 PRESENT = [path for path in DOCUMENTS if path.name not in HISTORY]

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,12 +42,13 @@ class Programs:
     redis: str
     openssl: str
     python: str
+    node: str = ""
 
 
-def find_programs() -> Programs:
-    """Raises Missing with the one sentence that names the remedy."""
+def find_programs(names: Sequence[str] = ("nginx", "redis-server", "openssl")) -> Programs:
+    """PostgreSQL and the programs called `names`. Raises Missing with the sentence that names the remedy."""
     path = os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin"
-    found = {name: shutil.which(name, path=path) for name in ("nginx", "redis-server", "openssl")}
+    found = {name: shutil.which(name, path=path) for name in names}
     absent = [name for name, where in found.items() if where is None]
     homes = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: float(p.parent.name))
     if on_path := shutil.which("initdb"):
@@ -60,11 +61,12 @@ def find_programs() -> Programs:
     # A system interpreter first: the tracebacks that are recorded show its paths.
     python = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable
     return Programs(
-        nginx=str(found["nginx"]),
+        nginx=found.get("nginx") or "",
         postgres=homes[-1],
-        redis=str(found["redis-server"]),
-        openssl=str(found["openssl"]),
+        redis=found.get("redis-server") or "",
+        openssl=found.get("openssl") or "",
         python=python,
+        node=found.get("node") or "",
     )
 
 
@@ -127,11 +129,12 @@ class Stack:
         )
         return str(done.stdout)
 
-    def spawn(self, name: str, *command: str | Path, log: str) -> None:
+    def spawn(self, name: str, *command: str | Path, log: str, **more: str) -> None:
+        """Starts a process whose output goes to `log`; `more`: its own environment variables."""
         with (self.logs / log).open("ab") as out:
             self.processes[name] = subprocess.Popen(
                 [str(part) for part in command],
-                env=self.environment,
+                env=self.environment | more,
                 cwd=self.work,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
