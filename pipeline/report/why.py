@@ -31,6 +31,8 @@ _WATCHED: Final[Mapping[str, str]] = {
     Reason.RATE_BURST: "more lines than its past explains",
     Reason.RATE_SILENCE: "lines that stopped",
     Reason.RATE_MIX: "another mix of templates than before",
+    Reason.NUMBER_SHIFT: "other values than before",
+    Reason.NUMBER_OUTLIER: "a value far above all others",
 }
 
 
@@ -77,20 +79,6 @@ def explain(reasons: Iterable[str], level: str | None = "", text: str = "") -> l
         kinds.pop(Reason.UNLIKELY_TOKENS, None)
     names = sorted(kinds, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
     return [_part(name, [d for d in kinds[name] if d], level, text) for name in names]
-
-
-# Of findings of the watcher, whose message says more.
-_WATCHED: Final[dict[str, str]] = {
-    Reason.SESSION_EVENT: "an event that no normal session has",
-    Reason.SESSION_COUNTS: "events in numbers that no normal session has",
-    Reason.SESSION_LENGTH: "another length than normal sessions",
-    Reason.SESSION_ORDER: "an order that no normal session has",
-    Reason.RATE_BURST: "more lines than its past explains",
-    Reason.RATE_SILENCE: "lines that stopped",
-    Reason.RATE_MIX: "another mix of templates than before",
-    Reason.NUMBER_SHIFT: "other values than before",
-    Reason.NUMBER_OUTLIER: "a value far above all others",
-}
 
 
 def _part(name: str, data: list[str], level: str | None, text: str) -> str:
