@@ -149,19 +149,20 @@ class GangFit:
         began = time.monotonic()
         latest = began + self.pool.settings.gpu.yield_s + PATIENCE_S
         while True:
-            job = self.jobs.known(job_id)
-            yield from self._progress(job_id, began)
-            if job.state in ENDED:
-                return self._judge_end(job)
-            waits = job.state in (JobState.WAITING, JobState.STARTING) and job.attempt == 1
-            if waits and time.monotonic() > latest:
-                why = self.jobs.known(job_id).why or "they are not free"
-                raise LeaseRefused(f"no training on {self.devices} devices: {why}")
+            with suppress(RedisUnavailable):  # for a moment: whoever is away for longer loses its lease
+                job = self.jobs.known(job_id)
+                self._listen(job_id)
+                if job.state in ENDED:
+                    return self._judge_end(job)
+                waits = job.state in (JobState.WAITING, JobState.STARTING) and job.attempt == 1
+                if waits and time.monotonic() > latest:
+                    why = job.why or "they are not free"
+                    raise LeaseRefused(f"no training on {self.devices} devices: {why}")
+            yield self._word(began)
             time.sleep(POLL_S)
 
-    def _progress(self, job_id: str, began: float) -> Iterator[FitProgress]:
-        """What rank 0 has said meanwhile, or its last word again: the trainer looks at its lease with
-        each."""
+    def _listen(self, job_id: str) -> None:
+        """What rank 0 has said meanwhile. Raises TrainingFailed where it has said why it fails."""
         first, output = self.jobs.read(job_id, self._read)
         self._read = first + len(output)
         *lines, self._line = (self._line + output).split(b"\n")
@@ -171,9 +172,9 @@ class GangFit:
                 raise TrainingFailed(word.failed)
             if word is not None and word.progress is not None:
                 self._shown = word.progress
-        yield self._word(began)
 
     def _word(self, began: float) -> FitProgress:
+        """The last word of rank 0, again and again: the trainer looks at its own lease with each."""
         return self._shown or FitProgress(
             stage="prepare", percent=0.0, elapsed_s=round(time.monotonic() - began, 2), remaining_s=None,
             epoch=0.0, loss=None, lines=0,

@@ -418,21 +418,25 @@ def nodes(
 RANK = """
 echo rank $RANK of $WORLD_SIZE, local $LOCAL_RANK, node $GROUP_RANK, try $TORCHELASTIC_RESTART_COUNT
 echo device $CUDA_VISIBLE_DEVICES saved $(cat $GPU_JOB_RESULTS/step) master $MASTER_ADDR:$MASTER_PORT
-if [ $GPU_JOB_TRY = 1 ]; then
-  echo 7 > $GPU_JOB_RESULTS/step
-  [ $RANK = 1 ] && { sleep 1; kill -9 $$; }
+if [ $GPU_JOB_TRY -lt 3 ]; then
+  echo $GPU_JOB_TRY > $GPU_JOB_RESULTS/step
+  [ $RANK$GPU_JOB_TRY = 11 ] && { sleep 1; kill -9 $$; }
   sleep 300
 fi
 """
 
 
 def _a_gang_goes_on_from_its_checkpoint(nodes: TwoNodes, logweir: Verb) -> None:
-    """Rank 1 kills itself: rank 0 ends too, and both find the file of rank 0 in the next try."""
+    """Rank 1 kills itself, then the lease is revoked. Each ends both ranks, and the next try finds the file
+    of rank 0."""
     said = logweir(
-        "gpu", "submit", "--memory", "6GiB", "--devices", "2", "--retries", "1", "--name", "two", "--",
+        "gpu", "submit", "--memory", "6GiB", "--devices", "2", "--retries", "2", "--name", "two", "--",
         "sh", "-c", RANK,
     )  # fmt: skip
     assert said.code == 0, said
+    assert wait_until(lambda: nodes.job("two").attempt == 2 and nodes.runs("two"), timeout_s=30)
+    assert wait_until(lambda: b"try 1" in nodes.jobs.read("two", 0)[1], timeout_s=10)
+    assert nodes.pool.revoke("two.2", "the test takes it")
     results = nodes.folder / "two"
     waited = logweir("gpu", "wait", "two", "--timeout", "60s", "--results", str(results))
     assert waited.code == 0, (
@@ -440,11 +444,11 @@ def _a_gang_goes_on_from_its_checkpoint(nodes: TwoNodes, logweir: Verb) -> None:
         logweir("gpu", "logs", "two"),
         logweir("gpu", "logs", "two", "--rank", "1"),
     )
-    assert (results / "step").read_text() == "7\n"
+    assert (results / "step").read_text() == "2\n"
     masters = set()
     for rank in (0, 1):
         output = logweir("gpu", "logs", "two", "--rank", str(rank)).out
-        for attempt, saved in ((0, ""), (1, " 7")):
+        for attempt, saved in ((0, ""), (1, " 1"), (2, " 2")):
             assert f"rank {rank} of 2, local 0, node {rank}, try {attempt}\n" in output
             assert f"device GPU-{'ab'[rank]} saved{saved} master" in output
         masters.add(tuple(line.rpartition(" ")[2] for line in output.splitlines() if "master" in line))

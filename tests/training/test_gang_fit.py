@@ -11,7 +11,7 @@ import pytest
 import redis
 from pool_devices import put_devices
 
-from pipeline.errors import DeviceFailed, LeaseRefused, TrainingFailed
+from pipeline.errors import DeviceFailed, LeaseRefused, RedisUnavailable, TrainingFailed
 from pipeline.gpu.jobs import FIT, JobState, PoolJobs
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import LeaseMode
@@ -67,7 +67,13 @@ def test_only_words_of_rank_0_are_progress() -> None:
         assert said_by_rank(other) is None
 
 
-def test_the_trainer_shows_what_rank_0_says(gang: GangFit, tmp_path: Path) -> None:
+def away(*_: object) -> None:
+    raise RedisUnavailable("a test")
+
+
+def test_the_trainer_shows_what_rank_0_says(
+    gang: GangFit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps = gang.fit(SAMPLE, request(tmp_path / "out"))
     assert next(steps).stage == "prepare"
     job = gang.jobs.known("train-m000001-a")
@@ -77,6 +83,9 @@ def test_the_trainer_shows_what_rank_0_says(gang: GangFit, tmp_path: Path) -> No
     assert next(steps).stage == "prepare"
     gang.jobs.write(job.job_id, word[9:] + b"\n")
     assert next(steps) == next(steps) == HALF
+    monkeypatch.setattr(gang.jobs, "find", away)
+    assert next(steps) == HALF, "a Redis that is away for a moment costs nothing"
+    monkeypatch.undo()
     steps.close()
     assert gang.jobs.known(job.job_id).cancel, "a trainer that ends takes its gang along"
     assert list((tmp_path / "store").rglob("*.tar")) == [], "and the lines that it sent"
@@ -116,7 +125,7 @@ def test_a_gang_that_is_not_to_be_had_is_refused_with_the_reason(
         list(replace(gang, nodes=list).fit(SAMPLE, request(tmp_path / "out")))
     with pytest.raises(LeaseRefused, match="no training on 3 devices: "):
         list(replace(gang, devices=3).fit(SAMPLE, request(tmp_path / "out")))
-    monkeypatch.setattr(gang_fit, "PATIENCE_S", -3600.0)
+    monkeypatch.setattr(gang_fit, "PATIENCE_S", 0.3 - gang.pool.settings.gpu.yield_s)
     steps = gang.fit(SAMPLE, request(tmp_path / "out"))
     next(steps)
     gang.jobs.change("train-m000001-a", lambda job: replace(job, why="others have them"))

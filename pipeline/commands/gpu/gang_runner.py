@@ -7,11 +7,13 @@ attempt in the record. The last rank that succeeds ends the job. Only rank 0 sto
 """
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
 from pipeline.commands.gpu.job_runner import JobRun, Outcome
 from pipeline.commands.gpu.run import Run
+from pipeline.errors import RedisUnavailable
 from pipeline.gpu.gang import rank_variables
 from pipeline.gpu.jobs import ENDED, JobState, PoolJob
 from pipeline.gpu.node.address import LOOPBACK, free_port, interface_of, own_address, redis_host
@@ -41,15 +43,16 @@ class GangRun(JobRun):
         self.ready = True
         self.jobs.beat(self.job.run_id(self.rank), ready=True)
         while True:
-            job = self.jobs.find(self.job.job_id)
-            if job is None or self._why_over(job):
-                return None
-            if job.state is JobState.RUNNING:
-                self.job = job
-                return job
-            if self.rank == 0 and len(self.jobs.beating(job, ready=True)) == job.size:
-                self.jobs.change(job.job_id, self._led)
-                continue
+            with suppress(RedisUnavailable):  # the keeper of jobs waits for our sign of life
+                job = self.jobs.find(self.job.job_id)
+                if job is None or self._why_over(job):
+                    return None
+                if job.state is JobState.RUNNING:
+                    self.job = job
+                    return job
+                if self.rank == 0 and len(self.jobs.beating(job, ready=True)) == job.size:
+                    self.jobs.change(job.job_id, self._led)
+                    continue
             time.sleep(POLL_S)
 
     def _led(self, job: PoolJob) -> PoolJob | None:
