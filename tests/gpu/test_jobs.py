@@ -27,6 +27,7 @@ from gpu_worlds import device, exclusive, lease
 from polling import wait_until
 from pool_devices import put_devices
 
+from pipeline.commands.gpu.job_results import JobResults
 from pipeline.commands.gpu.job_runner import Outcome
 from pipeline.commands.gpu.run import Stop
 from pipeline.controller.training_status import Status
@@ -34,7 +35,7 @@ from pipeline.controller.trainings import TrainingRequest
 from pipeline.errors import BadInput
 from pipeline.gpu import gang, job_files
 from pipeline.gpu.job_keeper import JobKeeper
-from pipeline.gpu.jobs import KEPT_BYTES, JobState, PoolJob, PoolJobs
+from pipeline.gpu.jobs import KEPT_BYTES, JobState, PoolJob, PoolJobs, lost
 from pipeline.gpu.node import address
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.rank_pool import RankPool
@@ -47,6 +48,7 @@ from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.records.verdict import pattern_ids
 from pipeline.settings import Settings
 from pipeline.sinks.choose import parquet_of
+from pipeline.store.choose import open_store
 from pipeline.tasks import train
 from pipeline.tasks.context import Context
 
@@ -295,6 +297,60 @@ def test_a_rank_that_fails_takes_a_try_of_its_gang(
 ) -> None:
     job = replace(outcome, rank="rank 1").of(a_gang("two", retries=1, attempt=attempt))
     assert (job.state, job.attempt, job.why) == expected
+
+
+def test_a_job_of_several_devices_is_a_gang_unless_one_process_is_asked_for(
+    keeping: Keeping, logweir: Verb
+) -> None:
+    two = ("gpu", "submit", "--memory", "1GiB", "--devices", "2")
+    assert logweir(*two, "--name", "ranks", "--", "true").code == 0
+    job = keeping.job("ranks")
+    assert (job.gang, job.size, job.need.same_node) == (True, 2, False)
+    assert [job.kept_bytes(rank) for rank in (0, 1)] == [KEPT_BYTES, 65_536]
+    refused = logweir(*two, "--one-process", "--", "true")
+    assert refused.code == 2, "no node has two devices"
+    set_by_us = logweir(*two, "--env", "RANK=7", "--", "true")
+    assert set_by_us.code == 2 and "--env RANK is set by the gang" in set_by_us.err
+    many = logweir("gpu", "submit", "--memory", "1GiB", "--devices", "257", "--", "true")
+    assert many.code == 2 and "a gang has at most 256 processes" in many.err
+    assert (
+        logweir("gpu", "submit", "--memory", "1GiB", "--one-process", "--name", "one", "--", "true").code == 0
+    )
+    assert not keeping.job("one").gang
+
+
+def test_what_a_try_stores_is_found_by_the_next_one_and_never_replaced_by_a_late_one(
+    keeping: Keeping, tmp_path: Path
+) -> None:
+    job, objects = running_gang(keeping, "two", retries=1), open_store((tmp_path / "store").as_uri())
+
+    def results(of: PoolJob, name: str) -> JobResults:
+        made = JobResults(keeping.jobs, objects, of, tmp_path / name)
+        made.restore()
+        return made
+
+    def archives() -> int:
+        return len(list((tmp_path / "store").rglob("*results.tar")))
+
+    first = results(job, "first")
+    first.store()
+    assert keeping.job("two").results is None and archives() == 0, "nothing was left"
+    for word in ("one", "two"):
+        (tmp_path / "first" / "step").write_text(word)
+        first.store()
+    assert archives() == 1
+    keeping.jobs.change("two", lambda now: lost(now, "a test"))
+    (tmp_path / "first" / "step").write_text("last")
+    first.store()
+    again = keeping.job("two")
+    second = results(again, "second")
+    assert (tmp_path / "second" / "step").read_text() == "last"
+    keeping.jobs.change("two", lambda now: replace(now, state=JobState.STARTING))
+    (tmp_path / "first" / "step").write_text("late")
+    first.store()
+    assert keeping.job("two").results == again.results and archives() == 1
+    second.store()
+    assert archives() == 1, "nothing has changed since"
 
 
 def test_the_address_for_other_machines_is_that_of_the_way_to_redis() -> None:
