@@ -1,7 +1,7 @@
 """The ranks of a gang: one process for each device of a lease, numbered as torchrun numbers its own.
 
-Ranks lie together by node. The whole GPUs of a gang on one node are visible to each of its ranks there, and
-LOCAL_RANK chooses among them: a library can then copy between them directly. A MIG slice is alone, because
+Ranks lie together by node. The whole GPUs of a gang on one node are visible to each of its ranks there, so
+that a library can copy between them directly. LOCAL_RANK chooses among them. A MIG slice is alone, because
 CUDA shows a process only its first slice.
 """
 
@@ -41,12 +41,11 @@ class Rank:
 def ranks_of(lease: PoolLease, devices: Sequence[Device]) -> tuple[Rank, ...]:
     """The ranks of a lease in their order; () where the pool does not know one of its devices any more."""
     by_uuid = {device.uuid: device for device in devices}
-    held = [by_uuid.get(part.uuid) for part in lease.parts]
-    known = sorted((d for d in held if d is not None), key=lambda d: (d.node, d.index, d.uuid))
-    if len(known) < len(held):
+    devices = [by_uuid[part.uuid] for part in lease.parts if part.uuid in by_uuid]
+    if len(devices) < len(lease.parts):
         return ()
     groups: dict[str, list[Device]] = {}
-    for device in known:
+    for device in sorted(devices, key=lambda device: (device.node, device.index, device.uuid)):
         alone = device.kind is DeviceKind.SLICE
         groups.setdefault(device.uuid if alone else device.node, []).append(device)
     return tuple(
@@ -65,9 +64,9 @@ def rank_variables(
     ranks: Sequence[Rank], number: int, *, master: str, run: str, attempt: int, retries: int
 ) -> dict[str, str]:
     """The RANK_VARIABLES of one rank. `master`: address and port of rank 0."""
-    mine = ranks[number]
+    place = ranks[number]
     address, _, port = master.rpartition(":")
     values: tuple[str | int, ...] = (
-        address, port, number, len(ranks), mine.local, mine.beside, mine.group, run, attempt - 1, retries
+        address, port, number, len(ranks), place.local, place.beside, place.group, run, attempt - 1, retries
     )  # fmt: skip
     return {name: str(value) for name, value in zip(RANK_VARIABLES, values, strict=True)}

@@ -242,7 +242,7 @@ def _steps(
 
 
 def _gang(context: Context) -> "GangFit | None":
-    """What fits on several devices, where the settings ask for that."""
+    """The gang of a fit on several devices, where the settings ask for one."""
     devices = context.settings.train.devices
     if devices == 1:
         return None

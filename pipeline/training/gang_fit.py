@@ -39,12 +39,12 @@ from pipeline.store.choose import open_store
 RETRIES: Final = 2
 PATIENCE_S: Final = 60.0  # for the devices, beyond the time that their holders have to give them back
 POLL_S: Final = 0.5
-# What lies in the directory of a rank.
+# Names in the directory of a rank.
 SAMPLE: Final = "sample.parquet"
 REQUEST: Final = "request"
 WARM: Final = "warm"
 ENCODER: Final = "encoder"
-# What rank 0 leaves.
+# Names among the results of rank 0.
 BUNDLE: Final = "bundle"
 STATE: Final = "state"
 
@@ -162,7 +162,7 @@ class GangFit:
             time.sleep(POLL_S)
 
     def _listen(self, job_id: str) -> None:
-        """What rank 0 has said meanwhile. Raises TrainingFailed where it has said why it fails."""
+        """Reads the newest words of rank 0. Raises TrainingFailed where one says why the fit fails."""
         first, output = self.jobs.read(job_id, self._read)
         self._read = first + len(output)
         *lines, self._line = (self._line + output).split(b"\n")

@@ -48,7 +48,7 @@ class ThreadWorld(World):
         random = torch.get_rng_state()
         box[self.rank] = value
         self.turns.turn.release()
-        self.turns.barrier.wait(20)
+        self.turns.barrier.wait(60)
         self.turns.turn.acquire()
         torch.set_rng_state(random)
         return list(box)
@@ -71,7 +71,7 @@ class ThreadWorld(World):
 
 
 def together(size: int, work: Callable[[World], Any]) -> list[Any]:
-    """What each of so many ranks makes."""
+    """The work of so many ranks, each with its result."""
     turns = Turns(size)
 
     def one(rank: int) -> Any:

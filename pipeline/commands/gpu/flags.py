@@ -14,7 +14,7 @@ EXAMPLES: Final = """examples:
   logweir gpu submit --memory 8GiB --upload src -- python train.py
                                                            on whatever machine of the pool has room and takes jobs
   logweir gpu submit --exclusive --devices 4 --retries 2 --upload src -- python train.py
-                                                           a gang: a process for each device, with torchrun's variables
+                                                           a gang: a process per device, with torchrun's variables
   logweir gpu models put fraud fraud.onnx --memory 2GiB    serve a model on whatever node has room for it
   logweir gpu usage --since 30d --by kind                  how many GPU-hours of training, scoring, users
   logweir gpu tenants set research --gpu-hours 100/month   a budget of GPU-hours
@@ -145,7 +145,7 @@ def _submitting(action: Any) -> None:
     submit.add_argument(
         "--one-process",
         action="store_true",
-        help="with --devices: one program sees all devices, on one node; else each device gets a process (a gang)",
+        help="with --devices: one program sees all devices, on one node; else each gets a process (a gang)",
     )
     submit.add_argument(
         "--upload", metavar="DIR", help="copy this directory there; the program starts in the copy"

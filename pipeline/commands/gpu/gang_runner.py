@@ -70,7 +70,7 @@ class GangRun(JobRun):
 
     def _variables(self) -> dict[str, str]:
         job = self.job
-        own = rank_variables(
+        variables = rank_variables(
             job.ranks,
             self.rank,
             master=job.master,
@@ -79,20 +79,19 @@ class GangRun(JobRun):
             retries=job.retries,
         )
         interface = interface_of(self.address)
-        asked = any(one.startswith(f"{GLOO}=") for one in job.environment)
-        if interface and not asked:
-            own[GLOO] = interface
-        return super()._variables() | own
+        if interface and not any(one.startswith(f"{GLOO}=") for one in job.environment):
+            variables[GLOO] = interface
+        return super()._variables() | variables
 
     def _run_of(self) -> Run:
         return self._new_run(locked=(self.job.ranks[self.rank].uuid,))
 
     def _why_over(self, job: PoolJob | None) -> str:
+        if why := super()._why_over(job):
+            return why
         if job is None or job.state in ENDED or job.attempt != self.job.attempt:
             return "another rank has ended"
-        if job.start_id != self.job.start_id:
-            return "its ranks did not begin together"
-        return super()._why_over(job)
+        return "" if job.start_id == self.job.start_id else "its ranks did not begin together"
 
     def _report(self, outcome: Outcome) -> None:
         """A rank that fails reports before it leaves: the others end while it stores nothing more."""

@@ -1,4 +1,4 @@
-"""What a job leaves in $GPU_JOB_RESULTS, in the store: after its end and, as a checkpoint, while it runs.
+"""The files of a job in $GPU_JOB_RESULTS go to the store: after its end and, as checkpoints, while it runs.
 
 The next try begins with the files of the last one. An archive is named by its hash and the record of the job
 names the archive, so a process that dies while it stores leaves the archive before.
@@ -68,9 +68,9 @@ class JobResults:
 
         def decide(job: PoolJob) -> PoolJob | None:
             # While the next attempt waits, none of its processes has read the record yet.
-            ours = job.attempt == self.job.attempt and job.state is JobState.RUNNING
+            runs = job.attempt == self.job.attempt and job.state is JobState.RUNNING
             waits = job.attempt == self.job.attempt + 1 and job.state is JobState.WAITING
-            return replace(job, results=files) if ours or waits else None
+            return replace(job, results=files) if runs or waits else None
 
         recorded = self.jobs.change(self.job.job_id, decide) is not None
         surplus: JobFiles | None = files

@@ -88,9 +88,8 @@ def _job_of(args: argparse.Namespace, pool: Pool) -> PoolJob:
     gang = need.devices > 1 and not args.one_process
     if gang and need.devices > MOST_RANKS:
         raise BadInput(f"--devices {need.devices} are too many: a gang has at most {MOST_RANKS} processes")
-    taken = next((name for name in map(_name, args.env) if gang and name in RANK_VARIABLES), None)
-    if taken is not None:
-        raise BadInput(f"--env {taken} is set by the gang; leave it out, or add --one-process")
+    if gang and (names := RANK_VARIABLES.keys() & set(map(_name, args.env))):
+        raise BadInput(f"--env {min(names)} is set by the gang; leave it out, or add --one-process")
     need = replace(need, same_node=args.one_process or need.same_node)  # one process cannot span two
     if why := pool.refusal(need):
         raise BadInput(why)

@@ -223,7 +223,7 @@ async def get_job_output(
     since: Annotated[int, Query(ge=0, le=2**53)] = 0,
     rank: Annotated[int, Query(ge=0, le=2**31)] = 0,
 ) -> Response:
-    """What a rank of a job has printed, as far as it is kept, from byte `since` on."""
+    """The output of a rank of a job, as far as it is kept, from byte `since` on."""
     return await _told(request, lambda api: job_output(api.client, api.settings, job, since, rank))
 
 
