@@ -74,9 +74,11 @@ def _description(incident: IncidentView) -> list[Text]:
     parts = [plural(len(incident.causes) + incident.more_causes, "cause"), plural(incident.count, "time")]
     if incident.seen_before is not None:
         parts.append(f"seen {plural(incident.seen, 'time')} before ({incident.seen_before})")
+    began = incident.began_in()
     return [
         Text.assemble((word, style), " in ", (printable(listed(incident.workloads)), "bold")),
         cell(_one_line(incident.title, TITLE_CHARS)),
+        *([Text(printable(began))] if began else []),
         Text(" · ".join(parts), "dim"),
     ]
 
@@ -99,6 +101,7 @@ def _show(one: OneIncident, *, as_json: bool) -> int:
         console.print(_decided(incident.decision), markup=False, soft_wrap=True)
     console.print(f"in {', '.join(map(printable, incident.workloads))}", markup=False, soft_wrap=True)
     console.print(_before(incident, one.like_began), markup=False, soft_wrap=True)
+    _origin(incident)
     console.print()
     causes = len(incident.causes) + incident.more_causes
     console.print(
@@ -123,6 +126,15 @@ def _show(one: OneIncident, *, as_json: bool) -> int:
     if name := next(filter(None, (cause.mark for cause in incident.causes)), None):
         console.print(f"\n`logweir mark {name} normal` if this is nothing to be told of", markup=False)
     return 0
+
+
+def _origin(incident: IncidentView) -> None:
+    """Where it began, and why."""
+    if began := incident.began_in():
+        out().print(printable(began), style="bold", markup=False, soft_wrap=True)
+        for origin in incident.origins:
+            why = "; ".join(origin.reasons) or "nothing speaks for another one"
+            out().print(printable(f"  {origin.workload}: {why}"), markup=False, soft_wrap=True)
 
 
 def _decided(decision: Decision) -> str:

@@ -19,7 +19,15 @@ from pipeline.service.cursors import page_of
 from pipeline.service.incident_states import incident_state, read_decisions
 from pipeline.service.silences import SilenceCover, read_silences
 from pipeline.service.status import in_flight
-from pipeline.service.values import CauseView, Decision, IncidentPage, IncidentView, OneIncident, SilenceView
+from pipeline.service.values import (
+    CauseView,
+    Decision,
+    IncidentPage,
+    IncidentView,
+    OneIncident,
+    OriginView,
+    SilenceView,
+)
 from pipeline.settings import Settings
 from pipeline.units import epoch_us, plural
 from pipeline.watching.incidents.live import Incidents
@@ -106,6 +114,8 @@ def incident_view(
         state=state,
         decision=decision,
         silences=silenced_by,
+        origins=[OriginView(workload=one.workload, reasons=list(one.reasons)) for one in incident.origins],
+        origin_clear=incident.clear,
     )
 
 

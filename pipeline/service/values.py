@@ -136,6 +136,14 @@ class CauseView:
     mark: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OriginView:
+    """A workload that an incident may have begun in, and why: sentences, the heaviest reason first."""
+
+    workload: str
+    reasons: list[str]
+
+
 class Action(StrEnum):
     """The steps that a person can take."""
 
@@ -194,6 +202,17 @@ class IncidentView:
     state: IncidentState = IncidentState.OPEN
     decision: Decision | None = None
     silences: list[str] = field(default_factory=list)
+    origins: list[OriginView] = field(default_factory=list)  # the likeliest first, at most three
+    origin_clear: bool = False  # the first of them is ahead of the second
+
+    def began_in(self) -> str:
+        """Where it began, in words; "" where nothing is known."""
+        names = [origin.workload for origin in self.origins]
+        if not names or len(self.workloads) == 1:
+            return ""
+        if self.origin_clear:
+            return f"likely began in {names[0]}"
+        return f"it is not clear whether it began in {' or '.join(names)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

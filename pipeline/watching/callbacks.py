@@ -9,6 +9,7 @@ import polars as pl
 import redis
 
 from pipeline.errors import Retryable
+from pipeline.watching.incidents.origins import TraceShape
 from pipeline.watching.sessions.follow_ups import FollowUps
 from pipeline.watching.sessions.joint import Places
 from pipeline.watching.sessions.model import SessionVerdict
@@ -33,6 +34,10 @@ class SessionJudge(Protocol):
     @property
     def follow_ups(self) -> FollowUps:
         """What comes soon after what."""
+
+    @property
+    def shape(self) -> TraceShape:
+        """Of a joint model: who calls whom."""
 
     @property
     def stateful(self) -> bool:

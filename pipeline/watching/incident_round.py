@@ -8,6 +8,7 @@ from typing import Final
 from pipeline.errors import BadPayload, TooNew
 from pipeline.logs import logger
 from pipeline.watching.incidents.live import Incidents
+from pipeline.watching.incidents.origins import TraceShape
 from pipeline.watching.incidents.transitions import incident_transitions
 from pipeline.watching.rows import WatcherFinding
 from pipeline.watching.state import WatcherState
@@ -24,6 +25,7 @@ class IncidentRound:
     state: WatcherState
     view: View
     found: Sequence[WatcherFinding]
+    shape: TraceShape | None = None  # None: as it was known before
 
     def run(self) -> Changes:
         """Raises RedisUnavailable."""
@@ -37,6 +39,7 @@ class IncidentRound:
             return changes
         try:
             before = incidents.all()
+            incidents.shape = self.shape or incidents.shape
             incidents.add(events)
             incidents.close(datetime.fromtimestamp(self.view.now_ms / 1000, UTC))
             blob, after = incidents.pack(), incidents.all()

@@ -4,7 +4,8 @@ observations --> open sessions --due or surplus--> closed --within the budget-->
                                                       may go on after a gap --> session history
 
 Events of a kind of key that no live session model judges are not collected. A trace is judged in each of its
-workloads, and as a whole by the joint session model; as a whole it is reported only where no part is.
+workloads, and as a whole by the joint session model. As a whole it is reported for the workload of the event
+that is missing or wrong, where no part in that workload is.
 """
 
 import math
@@ -78,7 +79,8 @@ class SessionRound:
     open: int = 0  # sessions
     events: int = 0  # in open sessions
     models: dict[str, tuple[str, SessionJudge] | None] = field(default_factory=dict)  # live ones
-    reported: set[str] = field(default_factory=set)  # traces of which a part is reported
+    # Traces of which parts are reported, with the workloads of those.
+    reported: dict[str, set[str]] = field(default_factory=dict)
 
     def run(self) -> Changes:
         """Raises RedisUnavailable, ModelUnavailable."""
@@ -254,12 +256,12 @@ class SessionRound:
                 verdict = next(verdicts)
                 complete = not segment.partial and segment.at_ms[-1] <= complete_ms
                 if complete:
-                    verdict = with_missing(verdict, self._missing(model, segment))
+                    missing = self._missing(model, segment)
+                    verdict = with_missing(verdict, missing, first=bool(segment.places))
                 if not verdict.anomalous or verdict.cause in reported:
                     continue
                 if complete or holds_unfinished(verdict):
-                    if session.entry not in self.reported:
-                        wrong.append((segment, verdict, session.entry))
+                    wrong.append((segment, verdict, session.entry))
                     reported += (verdict.cause,)
             if segments and model.stateful and not (self.end or session.ended):
                 expires_ms = session.due_ms(self.limits.open_ms) + KEEP_MS
@@ -267,8 +269,6 @@ class SessionRound:
             elif name in histories:
                 changes.forgotten_histories.add(name)
         changes.judged = sum(map(len, cut))
-        if split_model_name(of)[1] in JOINED:
-            self.reported |= {entry for _, _, entry in wrong}
         changes.found = self._in_words(wrong, version, model.places)
         return changes
 
@@ -278,15 +278,20 @@ class SessionRound:
     def _in_words(
         self, wrong: Sequence[tuple[Segment, SessionVerdict, str]], version: str, learnt: Places
     ) -> list[WatcherFinding]:
+        """The findings; of a trace as a whole only for a workload in which no part of it is reported."""
         names = [EventNames({}, {**learnt, **segment.places}) for segment, _, _ in wrong]
         named = [named_in(segment, verdict) for segment, verdict, _ in wrong]
         texts = self.state.texts(
             name.template(event) for name, events in zip(names, named, strict=True) for event in events
         )
-        return [
-            of_session(segment, verdict, version, replace(name, texts=texts))
-            for (segment, verdict, _), name in zip(wrong, names, strict=True)
-        ]
+        found = []
+        for (segment, verdict, entry), name in zip(wrong, names, strict=True):
+            finding = of_session(segment, verdict, version, replace(name, texts=texts))
+            workloads = self.reported.setdefault(entry, set())
+            if not segment.places or finding.workload not in workloads:
+                found.append(finding)
+            workloads.add(finding.workload)
+        return found
 
     def _incomplete_until_ms(self, of: str, *, stateful: bool) -> int:
         """Sessions that were accepted by then may miss events, or a history."""

@@ -89,9 +89,9 @@ def named_in(segment: Segment, verdict: SessionVerdict) -> frozenset[int]:
 
 def _sentences(verdict: SessionVerdict, names: EventNames) -> list[str]:
     """The first reason, and the first follow-up that did not come in time."""
-    first, *others = verdict.reasons
-    missing = [one for one in others if one.partition(":")[0] == Reason.SESSION_MISSING]
-    shown = [first] if first.partition(":")[0] == Reason.SESSION_MISSING else [first, *missing[:1]]
+    missing = [one for one in verdict.reasons if one.partition(":")[0] == Reason.SESSION_MISSING]
+    others = [one for one in verdict.reasons if one not in missing]
+    shown = sorted([*missing[:1], *others[:1]], key=verdict.reasons.index)
     return [_why(one, names) for one in shown]
 
 

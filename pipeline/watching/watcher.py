@@ -19,10 +19,12 @@ from pipeline.logs import logger
 from pipeline.settings import Settings
 from pipeline.watching.callbacks import ANY_FAILURE, TRANSIENT, Callbacks
 from pipeline.watching.incident_round import IncidentRound
+from pipeline.watching.incidents.origins import TraceShape
 from pipeline.watching.rate_round import RateRound
 from pipeline.watching.rates.minute_counts import MOST_WAITING
 from pipeline.watching.rows import WatcherFinding, finding_rows, template_of
 from pipeline.watching.session_round import SessionLimits, SessionRound
+from pipeline.watching.sessions.keys import JOINED, JOINT
 from pipeline.watching.state import WatcherState, unpack_entry
 from pipeline.watching.time_budget import RATES_S, ROUND_S, AdaptiveBudget, FairRotation
 from pipeline.watching.view import Changes, View
@@ -115,7 +117,7 @@ class Watcher:
             end=end,
         ).run()
         found = self._unmarked([*rates.found, *sessions.found])
-        incidents = IncidentRound(state=self.state, view=view, found=found).run()
+        incidents = IncidentRound(state=self.state, view=view, found=found, shape=self._shape()).run()
         changes = Changes.of(view)
         for part in (rates, sessions, incidents):
             changes.merge(part)
@@ -129,6 +131,11 @@ class Watcher:
             rates_s=rates_s,
             behind=rates.more,
         )
+
+    def _shape(self) -> TraceShape | None:
+        """What the live model knows of traces; None where it knows none."""
+        models = (self.callbacks.session_model(JOINT, kind) for kind in sorted(JOINED))
+        return next((model.shape for _, model in filter(None, models)), None)
 
     def _unmarked(self, found: Iterable[WatcherFinding]) -> list[WatcherFinding]:
         """The findings that no user has marked as normal."""

@@ -107,6 +107,24 @@ def test_an_incident_of_lines_without_a_time_shows_no_clock_time(
     assert json.loads(verb(name, "--json").out)["timed"] is False
 
 
+def test_where_an_incident_likely_began_is_said_with_reasons(
+    verb: Verb, client: "redis.Redis", settings: Settings
+) -> None:
+    half = HOUR / 2
+    late = event(2, half - timedelta(seconds=40), workload="bank")
+    (name,) = put(client, settings, [event(1, half, new=True), late])
+    assert "likely began in shop" in " ".join(verb().out.split())
+    shown = verb(name).out
+    assert (
+        "likely began in shop\n  shop: its first cause came first; 1 cause that no training has seen\n"
+        in shown
+    )
+    fact = json.loads(verb(name, "--json").out)
+    assert fact["origin_clear"] and fact["origins"][0]["workload"] == "shop"
+    (even,) = put(client, settings, [event(1, half), event(2, half, workload="bank")])
+    assert "it is not clear whether it began in bank or shop" in verb(even).out
+
+
 def test_json_holds_every_fact(verb: Verb, client: "redis.Redis", settings: Settings) -> None:
     new, old = put(client, settings, *saga())
     first, second = json.loads(verb("--json").out)

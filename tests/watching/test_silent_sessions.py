@@ -12,6 +12,7 @@ from pipeline.commands.run import plan as run
 from pipeline.commands.run.inputs import RunPlan
 from pipeline.settings import Settings
 from pipeline.watching import rate_round, session_round
+from pipeline.watching.incidents.origins import TraceShape
 from pipeline.watching.sessions.follow_ups import FollowUps
 from pipeline.watching.sessions.model import SessionVerdict
 from pipeline.watching.time_budget import AdaptiveBudget
@@ -267,6 +268,7 @@ class Whole:
     stateful = True
     places: Mapping[int, tuple[str, int]] = {}
     follow_ups = FollowUps()
+    shape = TraceShape()
 
     def judge(self, sessions: Sequence[Sequence[int]]) -> list[SessionVerdict]:
         return [self.verdict(tuple(session)) for session in sessions]

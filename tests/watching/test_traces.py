@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
 from pipeline.drain.templates import Template, pack_template
 from pipeline.settings import Settings
+from pipeline.watching.incidents.live import Incidents
+from pipeline.watching.incidents.origins import TraceShape, Upstream
 from pipeline.watching.sessions.follow_ups import FollowUps, learn_follow_ups
 from pipeline.watching.sessions.joint import joint_event
 from pipeline.watching.sessions.keys import JOINT
@@ -23,6 +26,7 @@ class Trace:
     stateful = False
     places: Mapping[int, tuple[str, int]] = {PAY: ("pay", WORK)}
     follow_ups = FollowUps()
+    shape = TraceShape((Upstream(caller="web", called="pay", traces=60),))
 
     def __init__(self) -> None:
         self.judged: list[tuple[int, ...]] = []
@@ -81,11 +85,18 @@ def test_a_trace_is_judged_as_a_whole_over_workloads_and_batches_in_any_order(tr
     assert traced.open() == 0
 
 
-def test_a_trace_with_a_part_that_went_wrong_is_reported_for_the_part_alone(traced: Traced) -> None:
+def test_a_trace_with_a_part_that_went_wrong_is_reported_as_a_whole_for_another_workload_alone(
+    traced: Traced,
+) -> None:
     traced.stored(("trace\0t1", 0, OPEN), ("trace\0t1", 1, FAULT), workload="web")
+    traced.stored(("trace\0t2", 0, OPEN), ("trace\0t2", 1, FAULT), workload="pay")
     told = traced.round(end=True)
-    assert [(item.workload, item.cause) for item in told.found] == [("web", "session-event:9")]
-    assert len(traced.whole.judged) == 1
+    assert sorted((item.workload, item.cause) for item in told.found) == [
+        ("pay", "session-counts:2"),  # of t1: the web went wrong, and the bank did not come
+        ("pay", "session-event:9"),
+        ("web", "session-event:9"),
+    ]
+    assert len(traced.whole.judged) == 2
 
 
 def test_each_key_of_a_record_has_its_session_and_a_kind_without_a_model_is_not_collected(
@@ -124,10 +135,17 @@ def test_a_trace_that_breaks_off_says_what_should_have_come_within_what_time(tra
     traced.stored(("trace\0t1", 0, OPEN), ("trace\0t1", 2, OPEN), workload="web")
     (found,) = traced.round(end=True).found
     assert found.reasons == (
-        f"session-counts:{WORK} 0/1",
         f"session-missing:{WORK} after {OPEN} 2000 997/1000",
+        f"session-counts:{WORK} 0/1",
     )
+    assert found.cause == f"session-missing:{WORK}-after-{OPEN}"
     says = (
         f"T{OPEN} `order created` of web is followed by T{WORK} `payment charged` of pay within 2 s in 99.7 %"
     )
-    assert f"; {says}; not here: session t1, 2 events" in found.message
+    assert found.message.startswith(f"{says}; not here; T{WORK} ")
+    assert ": session t1, 2 events in 2 s" in found.message
+    # It is evidence of where an incident began: the bank was to come next.
+    traced.stored((None, 60, FAULT), workload="web", anomalous=True)
+    traced.round(end=True)
+    (incident,) = Incidents.unpack(cast("bytes", traced.client.get(traced.keys.watching("incidents")))).all()
+    assert incident.origins[0].workload == "pay" and incident.clear

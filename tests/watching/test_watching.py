@@ -32,6 +32,7 @@ from pipeline.watching import rate_round, session_round, state
 from pipeline.watching import watcher as module
 from pipeline.watching.callbacks import Callbacks
 from pipeline.watching.incidents.live import Incidents
+from pipeline.watching.incidents.origins import TraceShape
 from pipeline.watching.observation import Lane, Observation, observe
 from pipeline.watching.rates import minute_counts
 from pipeline.watching.rows import MAX_ROWS, marked_as, template_of
@@ -66,6 +67,7 @@ class Faults:
     stateful = False
     places: Mapping[int, tuple[str, int]] = {}
     follow_ups = FollowUps()
+    shape = TraceShape()
 
     def __init__(self) -> None:
         self.judged: list[tuple[int, ...]] = []

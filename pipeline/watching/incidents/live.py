@@ -10,6 +10,7 @@ nothing.
   group alike. A cause that was part of NOISY incidents leads none: it joins a near one, or stays by itself.
 * An incident names the earlier one with the same causes, weighted by their rarity (`seen_before`). Template
   ids never change, so this holds over restarts and trainings.
+* An incident names the workloads that it likely began in (`origins.likely_origins`).
 
 Young onsets are grouped anew with every new one. LATE after the last they are settled, and the incident only
 counts from then on. Everything is bounded, and the packed state takes at most BYTES.
@@ -28,6 +29,7 @@ from pipeline.records.batch import digest
 from pipeline.records.wire import Codec
 from pipeline.watching.incidents import values
 from pipeline.watching.incidents.onsets import GAP, Onset, chains, together
+from pipeline.watching.incidents.origins import TraceShape, shape_weight
 from pipeline.watching.incidents.values import Cause, Incident, IncidentEvent, Key, YoungCause
 
 __all__ = ["Cause", "Incident", "IncidentEvent", "Incidents"]
@@ -54,6 +56,7 @@ class _StateWire(msgspec.Struct, frozen=True, array_like=True):
     recent: bytes  # hashes of eight bytes
     young: list[YoungCause]
     settled: list[Incident]
+    shape: TraceShape = TraceShape()
 
     def __post_init__(self) -> None:
         if self.now is not None and self.now != values.clamped(self.now):
@@ -67,6 +70,7 @@ class Incidents:
     """The incidents of all events so far. Pure: `close` tells the time."""
 
     def __init__(self) -> None:
+        self.shape = TraceShape()  # what traces show of workloads
         self._now: datetime | None = None
         self._recent: dict[bytes, None] = {}  # the newest last
         self._young: dict[Key, list[YoungCause]] = {}  # of one cause more than QUIET apart
@@ -102,7 +106,7 @@ class Incidents:
         """All incidents, the newest first."""
         stored = self._settled.copy()
         for name, group in self._groups:
-            stored.keep(stored.compared(values.make_incident(name, [y.cause for y in group])))
+            stored.keep(stored.compared(values.make_incident(name, [y.cause for y in group], self.shape)))
         found = (replace(i, open=self._is_open(i)) for i in stored.incidents.values())
         return sorted(found, key=lambda i: (i.first, i.id), reverse=True)
 
@@ -110,7 +114,7 @@ class Incidents:
         """At most BYTES; the same after `unpack`."""
         young = [y for causes in self._young.values() for y in causes]
         settled = list(self._settled.incidents.values())
-        return _STATES.pack(_StateWire(self._now, b"".join(self._recent), young, settled))
+        return _STATES.pack(_StateWire(self._now, b"".join(self._recent), young, settled, self.shape))
 
     @classmethod
     def unpack(cls, blob: bytes | None) -> "Incidents":
@@ -123,7 +127,7 @@ class Incidents:
         wire = _STATES.unpack(blob)
         if len(wire.recent) % 8:
             raise BadPayload(f"the state of incidents is not readable: {len(wire.recent)} bytes of hashes")
-        state._now = wire.now
+        state._now, state.shape = wire.now, wire.shape
         state._recent = dict.fromkeys(wire.recent[at : at + 8] for at in range(0, len(wire.recent), 8))
         for young in wire.young:
             state._young.setdefault(young.cause.key, []).append(young)
@@ -178,7 +182,9 @@ class Incidents:
             self._young[young.cause.key].remove(young)
             if not self._young[young.cause.key]:
                 del self._young[young.cause.key]
-        self._settled.keep(self._settled.compared(values.make_incident(name, [y.cause for y in group])))
+        self._settled.keep(
+            self._settled.compared(values.make_incident(name, [y.cause for y in group], self.shape))
+        )
 
     def _is_open(self, incident: Incident) -> bool:
         """Whether it goes on, by event time."""
@@ -194,7 +200,7 @@ class Incidents:
                 self._settle(name, group)
                 waiting -= len(group)
             self._regroup()
-        room = BYTES - 64 - 9 * len(self._recent)
+        room = BYTES - 64 - 9 * len(self._recent) - shape_weight(self.shape)
         room -= sum(values.weight(y) for _, group in self._groups for y in group)
         self._settled.shrink(MAX_INCIDENTS - len(self._groups), room, self._is_open)
 

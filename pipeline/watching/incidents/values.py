@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from pipeline.records.batch import digest
 from pipeline.watching.incidents.leading import Sign, lead_order
 from pipeline.watching.incidents.onsets import BURST_SPAN, GAP, Onset
+from pipeline.watching.incidents.origins import MOST, Clue, LikelyOrigin, TraceShape, likely_origins
 
 MAX_CAUSES: Final = 50  # Listed with one incident, the most urgent; nobody reads more.
 MAX_UNLISTED: Final = 1_000  # Further causes of one incident that are recognised, by their hash.
@@ -91,6 +92,18 @@ class Cause(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
             tie=(self.source, self.line, self.workload, self.cause),
         )
 
+    def clue(self) -> Clue:
+        """The facts that the origin of an incident depends on."""
+        return Clue(
+            workload=self.workload,
+            kind=self.kind,
+            first=self.first,
+            timed=self.timed,
+            severity=self.severity,
+            count=self.count,
+            new=self.new,
+        )
+
 
 class Incident(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Causes that began together, and their course."""
@@ -109,6 +122,9 @@ class Incident(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     unlisted: Annotated[
         tuple[Hash, ...], msgspec.Meta(max_length=MAX_UNLISTED)
     ] = ()  # hashes of keys of `more`
+    # The workloads that it likely began in, the likeliest first; not `clear`: the first two are even.
+    origins: Annotated[tuple[LikelyOrigin, ...], msgspec.Meta(max_length=MOST)] = ()
+    clear: bool = False
 
     def __post_init__(self) -> None:
         _check_order(self.first, self.last)
@@ -229,9 +245,10 @@ def led(causes: Iterable[Cause]) -> tuple[Cause, ...]:
     return tuple(every[at] for at in lead_order([cause.sign() for cause in every]))
 
 
-def make_incident(name: str, causes: Sequence[Cause]) -> Incident:
-    """An incident of causes that began together."""
+def make_incident(name: str, causes: Sequence[Cause], shape: TraceShape) -> Incident:
+    """An incident of causes that began together. `shape`: what traces show of their workloads."""
     ranked = led(causes)
+    likely = likely_origins([cause.clue() for cause in causes], shape)
     others = ranked[MAX_CAUSES:]
     return Incident(
         id=name,
@@ -241,6 +258,8 @@ def make_incident(name: str, causes: Sequence[Cause]) -> Incident:
         causes=ranked[:MAX_CAUSES],
         more=len(others),
         unlisted=tuple(sorted({key_hash(c.key) for c in others[:MAX_UNLISTED]})),
+        origins=likely.origins,
+        clear=likely.clear,
     )
 
 
@@ -257,7 +276,9 @@ def weight(value: Incident | YoungCause) -> int:
     """The most bytes that it takes when packed."""
     if isinstance(value, YoungCause):
         return _cause_weight(value.cause) + 120
-    return 160 + sum(map(_cause_weight, value.causes)) + 10 * len(value.unlisted)
+    texts = [text for origin in value.origins for text in (origin.workload, *origin.reasons)]
+    named = sum(len(text.encode()) + 5 for text in texts)
+    return 170 + named + sum(map(_cause_weight, value.causes)) + 10 * len(value.unlisted)
 
 
 def _cause_weight(cause: Cause) -> int:

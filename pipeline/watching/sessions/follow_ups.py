@@ -7,10 +7,10 @@ The first place, because events that are written several times in parallel come 
 stands between two gaps, so a follow-up comes before the next gap. Of each event the nearest follow-ups are
 kept. The usual time is the conformal bound of the delays at `1 - USUAL`.
 
-By itself a missing follow-up makes a session anomalous only where the chance that a normal part misses it is
-small enough. The chance is (1 + parts that did) / (1 + parts with A), times the number of follow-ups that are
-expected in the part (Bonferroni). That of a delay past the longest normal one falls by a Pareto tail, whose
-index is found from the longest tenth (Hill 1975). Pure.
+By itself a missing follow-up makes a session anomalous only where the chance that a normal part misses it
+is small enough. The chance is (1 + parts that did) / (1 + parts with A), times the number of follow-ups
+that are expected in the part (Bonferroni). That of a delay past the longest normal one falls by a Pareto
+tail, whose index is found from the longest tenth (Hill 1975). Pure.
 """
 
 import math

@@ -15,23 +15,27 @@ from pipeline.watching.sessions.model import LEVEL, SessionVerdict
 MAX_MISSING: Final = 3  # follow-ups among the reasons of a session
 
 
-def with_missing(verdict: SessionVerdict, missing: Sequence[Missing]) -> SessionVerdict:
-    """The verdict with reasons for what did not come in time, behind its own or alone."""
+def with_missing(
+    verdict: SessionVerdict, missing: Sequence[Missing], *, first: bool = False
+) -> SessionVerdict:
+    """The verdict with reasons for what did not come in time, behind its own or alone.
+
+    `first`: before its own, because the event that was expected next tells best where a trace broke."""
     p_value = min((one.p_value for one in missing), default=1.0)
     if not (verdict.anomalous or p_value <= LEVEL):
         return verdict
     ordered = missing if verdict.anomalous else sorted(missing, key=lambda one: one.p_value)
-    reasons = verdict.reasons + tuple(_missing_reason(one) for one in ordered[:MAX_MISSING])
+    if not ordered:
+        return verdict
+    reasons = tuple(_missing_reason(one) for one in ordered[:MAX_MISSING])
+    earliest = ordered[0].follow_up
+    cause = reason(Reason.SESSION_MISSING, f"{earliest.event}-after-{earliest.after}")
     if verdict.anomalous:
-        return replace(verdict, reasons=reasons)
-    first = ordered[0].follow_up
-    return SessionVerdict(
-        anomalous=True,
-        score=1.0 / (1.0 + p_value / LEVEL),
-        p_value=p_value,
-        reasons=reasons,
-        cause=reason(Reason.SESSION_MISSING, f"{first.event}-after-{first.after}"),
-    )
+        if first:
+            return replace(verdict, reasons=reasons + verdict.reasons, cause=cause)
+        return replace(verdict, reasons=verdict.reasons + reasons)
+    score = 1.0 / (1.0 + p_value / LEVEL)
+    return SessionVerdict(anomalous=True, score=score, p_value=p_value, reasons=reasons, cause=cause)
 
 
 def _missing_reason(missing: Missing) -> str:

@@ -45,6 +45,7 @@ import numpy.typing as npt
 from pipeline.errors import BadBundle, BadPayload
 from pipeline.records.verdict import Reason, reason
 from pipeline.records.wire import Codec
+from pipeline.watching.incidents.origins import TraceShape
 from pipeline.watching.sessions.count_vectors import CountVectors, VectorVocabulary, leave_out_mask
 from pipeline.watching.sessions.follow_ups import MAX_FOLLOW_UPS, FollowUp, FollowUps
 from pipeline.watching.sessions.leave_one_out import ISOLATED, EmpiricalTail, ExponentialTail, TailWire
@@ -122,6 +123,7 @@ class _ModelWire(msgspec.Struct, frozen=True, kw_only=True):
     order_tail: ExponentialTail
     places: list[tuple[Annotated[int, _NUMBER], str, int]] = []
     follow_ups: Annotated[tuple[FollowUp, ...], msgspec.Meta(max_length=MAX_FOLLOW_UPS)] = ()
+    shape: TraceShape = TraceShape()
 
 
 _MODELS: Final = Codec(dict[str, _ModelWire], version=1, what="the file of session models", newer=BadBundle)
@@ -155,6 +157,7 @@ class SessionModel:
     # Of a joint model: the workload and the template of each event.
     places: Mapping[int, tuple[str, int]] = field(default_factory=dict)
     follow_ups: FollowUps = field(default_factory=FollowUps)
+    shape: TraceShape = field(default_factory=TraceShape)  # of a joint model
 
     @classmethod
     def fit(cls, sessions: Iterable[Sequence[int]], *, trusted: bool = True, level: float = LEVEL) -> Self:
@@ -339,6 +342,7 @@ class SessionModel:
             order_tail=self.order_tail,
             places=[(event, *place) for event, place in sorted(self.places.items())],
             follow_ups=self.follow_ups.every,
+            shape=self.shape,
         )
 
     @classmethod
@@ -366,6 +370,7 @@ class SessionModel:
             stateful=wire.stateful,
             places={event: (workload, template) for event, workload, template in wire.places},
             follow_ups=FollowUps(wire.follow_ups),
+            shape=wire.shape,
         )
 
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import polars as pl
 
+from pipeline.watching.incidents.origins import TraceShape
 from pipeline.watching.sessions.follow_ups import MAX_PARTS, Part, learn_follow_ups
 from pipeline.watching.sessions.joint import joint_event
 from pipeline.watching.sessions.keys import (
@@ -31,6 +32,7 @@ from pipeline.watching.sessions.keys import (
 )
 from pipeline.watching.sessions.kinds import KindOverlap
 from pipeline.watching.sessions.model import SessionModel
+from pipeline.watching.sessions.trace_shape import MOST_TRACES, trace_shape
 
 MAX_SAMPLED: Final = 3_000_000  # events: some 90 MB
 KEEP_S: Final = 86_400.0  # after a longer gap a key names another session
@@ -212,7 +214,18 @@ class SessionSampler:
         model = self._fit(sampled)
         known = set(model.vocabulary.events.tolist())
         places = {event: (names[w], template) for (w, template), event in events.items() if event in known}
-        return replace(model, places=places)
+        return replace(model, places=places, shape=self._shape(traces))
+
+    def _shape(self, traces: pl.DataFrame) -> TraceShape:
+        if self._spotless:
+            traces = traces.filter(~pl.col("bad").any().over("key"))
+        drawn = traces["key"].unique(maintain_order=True).head(MOST_TRACES)
+        names = pl.col("workload").replace_strict(dict(enumerate(self._names)), return_dtype=pl.String)
+        return trace_shape(
+            traces.filter(pl.col("key").is_in(drawn.to_list())).select(
+                pl.col("key").alias("trace"), names.alias("workload"), "at_ms"
+            )
+        )
 
     def _draw(self, events: pl.DataFrame) -> pl.DataFrame:
         # The lowest bits draw equal keys alike, in whichever page they are.
