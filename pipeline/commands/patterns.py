@@ -71,6 +71,13 @@ def _show_values(args: argparse.Namespace, asked: PatternsAsked) -> int:
             f"{one.place}. {printable(one.mask)}, {plural(one.distinct, 'value')}: {_counts(one.values)}",
             markup=False, soft_wrap=True,
         )  # fmt: skip
+    for usual in found.usual:
+        of = f"{usual.kind} `{usual.name}`" if usual.kind else f"`{usual.name}`"
+        console.print(
+            f"usual {printable(of)} of {printable(usual.workload)}: {usual.summary}",
+            markup=False,
+            soft_wrap=True,
+        )
     for name, counts in (("hosts", found.hosts), ("levels", found.levels)):
         if counts:
             console.print(f"{name}: {_counts(list(counts.items()))}", markup=False, soft_wrap=True)

@@ -13,6 +13,7 @@ from pipeline.redis.connection import answering
 from pipeline.redis.keys import Keys
 from pipeline.service.lines import stored_lines
 from pipeline.service.questions import LinesAsked
+from pipeline.service.stored.usual import usual_values
 from pipeline.service.stored.values import TemplateValues, VariableValues
 from pipeline.settings import Settings
 from pipeline.sinks.answers.answers import Answers
@@ -47,6 +48,7 @@ def stored_values(
         variables=values_of(text or "", [one.message or "" for one in lines]),
         hosts=dict(Counter(one.host for one in lines if one.host).most_common(TOP)),
         levels=dict(Counter(one.level for one in lines if one.level).most_common(TOP)),
+        usual=usual_values(client, settings, sorted({one.workload for one in lines})[:TOP], number),
     )
 
 

@@ -35,6 +35,8 @@ class Schema:
 
     def __init__(self, types: Mapping[str, Any]) -> None:
         self.types = dict(types)
+        # Polars makes a series of each list, which takes ten times as long as packing it.
+        self.framed = not any(isinstance(kind, pl.List) for kind in types.values())
         lists: Any = tuple(_LISTS[kind] for kind in types.values())
         self.decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(tuple[lists])
 
@@ -80,7 +82,7 @@ class ObservedTable:
         """Empty for a table without rows."""
         if not self:
             return b""
-        if self.height > _FEW_ROWS:
+        if self.height > _FEW_ROWS and self.schema.framed:
             return pack_frame(self.frame())
         return _COLUMNS + msgspec.msgpack.encode(list(self.columns.values()))
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipeline.records.batch import Purpose
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.records.verdict import UNCLASSIFIED
-from pipeline.watching.observation import RATES, Observed, observe, observe_all
+from pipeline.watching.observation import RATES, Observation, Observed, observe, observe_all
 
 START = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
 BATCH = SimpleNamespace(
@@ -106,3 +106,30 @@ def test_lines_are_counted_by_minute_and_template(records: list[tuple[int | None
     seen = observe(BATCH, rows, None)  # type: ignore[arg-type]
     rates = RATES.empty() if seen is None else seen.rates
     assert list(rates.rows()) == [(*at, n) for at, n in sorted(wanted.items())]
+
+
+def test_values_are_counted_by_variable_and_survive_packing() -> None:
+    blank = dict.fromkeys(RESULT_SCHEMA)
+    rows = pl.DataFrame(
+        [
+            blank
+            | {
+                "lines": 1,
+                "template_id": 1 + at % 40,
+                "timestamp": START + timedelta(minutes=at % 8),
+                "timed": True,
+            }
+            | {
+                "raw": f'{{"ms": {at % 3}.5, "msg": "done"}}' if at % 2 else f"app: took {at % 3} s",
+                "message": "done",
+            }
+            for at in range(320)
+        ],
+        schema=RESULT_SCHEMA,
+    )
+    seen = observe(BATCH, rows, None)  # type: ignore[arg-type]
+    assert seen is not None and seen.values.height > 0
+    read = Counter({key: sum(counts) for *key, _, counts in seen.values.rows() for key in [tuple(key)]})
+    assert sum(read.values()) == 320
+    assert {(name, kind) for _, _, name, kind in read} == {("ms", "duration"), ("duration#1", "duration")}
+    assert list(Observation.unpack(seen.pack()).values.rows()) == list(seen.values.rows())

@@ -25,6 +25,7 @@ from pipeline.records.schema import RESULT_SCHEMA, raw_frame
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
 from pipeline.redis.leases import WATCH, Lease, Leases, granted
+from pipeline.service.stored.usual import usual_values
 from pipeline.settings import Settings
 from pipeline.tasks import watch as task
 from pipeline.tasks.context import Context
@@ -561,6 +562,10 @@ def test_a_shift_of_durations_becomes_a_finding_whichever_process_goes_on(world:
     cause = rows["reasons"][0][0]
     assert cause == "number-shift:30"
     assert marked_as("shop", "number-shift:30:duration#1") == rows["template_id"][0]
+    (usual,) = usual_values(world.client, world.settings, ["shop", "other"], 30)
+    assert (usual.name, usual.kind, usual.summary) == (
+        "duration#1", "duration", "median 41 ms, 90 % quantile 45 ms",
+    )  # fmt: skip
 
 
 def test_two_rounds_of_equal_faults_are_one_finding(world: World) -> None:

@@ -151,9 +151,22 @@ class VariableValues:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UsualValues:
+    """What a typed variable of a template usually is in a workload: a duration, size, count, status or code.
+    `values`: the weight of those of the last hours. `kind` None: it is not followed, and `summary` says
+    why."""
+
+    workload: str
+    name: str
+    kind: str | None
+    values: int
+    summary: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateValues:
     """The values of a template's variables in its newest lines of a span, and the hosts and levels of these.
-    `lines`: how many were looked at."""
+    `lines`: how many were looked at. `usual`: what the watcher has learnt of its numbers."""
 
     template_id: int
     template: str | None
@@ -163,3 +176,4 @@ class TemplateValues:
     variables: list[VariableValues]
     hosts: dict[str, int]
     levels: dict[str, int]
+    usual: list[UsualValues] = field(default_factory=list)
