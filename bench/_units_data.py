@@ -84,7 +84,12 @@ def judged_lines(units: UnitSet, *, seed: int) -> JudgedLines:
         p_value=pl.Series([v.p_value for v in judged], dtype=pl.Float64),
         score=pl.Series([v.score for v in judged], dtype=pl.Float64),
     )
-    blank = {"window": pl.lit(0), "found": pl.lit(value=False), "text": pl.lit(None)}
+    blank = {
+        "window": pl.lit(0),
+        "found": pl.lit(value=False),
+        "text": pl.lit(None),
+        "occasion": pl.lit(None),
+    }
     every = lines.join(few.drop("level"), on=keys, how="left", maintain_order="left").with_columns(**blank)
     every = every.cast({name: kind for name, kind in UNIT_LINES.items() if name != "unit"})
     return JudgedLines(
@@ -104,7 +109,7 @@ def _found(lines: pl.DataFrame, units: UnitSet) -> pl.DataFrame:
         verdicts_ = model.judge([sessions[unit] for unit in judged])
         found |= {u: v.p_value for u, v in zip(judged, verdicts_, strict=True) if v.anomalous}
     return pl.DataFrame(
-        [(unit, 0, None, 0, _CAUSE, True, p, True, None) for unit, p in sorted(found.items())],
+        [(unit, 0, None, 0, _CAUSE, True, p, True, None, None) for unit, p in sorted(found.items())],
         schema=UNIT_LINES,
         orient="row",
     )

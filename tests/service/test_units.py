@@ -59,7 +59,7 @@ def test_a_sick_host_comes_first_beside_its_own_windows(client: "redis.Redis", s
     ranking = found.ranking
     assert ranking.units[0].unit == "n2" and ranking.judged == 4 and ranking.normal == 24
     assert ranking.threshold is None and ranking.least_level == 1 / 25
-    assert "none of normal units has: `T9`" in " ".join(one.text for one in ranking.units[0].reasons)
+    assert "none of its windows before has: `T9`" in " ".join(one.text for one in ranking.units[0].reasons)
     assert found.unnamed == 1 and found.open == 0
     assert asked(client, settings, "service").ranking.units == ()
     assert asked(client, settings, "process", workload="shop/*").ranking.judged == 1

@@ -1,20 +1,24 @@
 """Units in order of how sick they are, each with its three reasons, and which of them are called sick.
 
-The evidence of a unit is the sum of its surprises. A unit is sick at a level where so few normal units, each
+The evidence of a unit is the sum of its surprises, and what units that name it in flagged lines pass on to
+it (blame.py). A unit is sick at a level where so few normal units, each
 judged without itself, have as much. This is conformal: n normal units allow no level below 1 / (n + 1). With
 fewer than that no unit is called sick, and the answer says so. The order does not depend on the level.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 import polars as pl
 
 from pipeline.units import chance, plural, seconds
-from pipeline.watching.units.evidence import new_patterns, surprises
+from pipeline.watching.units.blame import passed_on, walked
+from pipeline.watching.units.evidence import new_patterns
+from pipeline.watching.units.own_past import Beside, beside_past
+from pipeline.watching.units.tails import Floats
 from pipeline.watching.units.unit_lines import UnitTable
 from pipeline.watching.units.values import RankedUnit, UnitEvidence, UnitRanking, UnitReason
 
@@ -38,8 +42,8 @@ def rank_units(
     """The judged units beside normal ones; None: beside each other. `texts`: of templates, for reasons."""
     among = normal is None or normal.size == 0
     base = judged if normal is None or among else normal
-    of_judged, of_normal = surprises(judged, base)
-    values, inside = (np.sum(list(found.values()), axis=0) for found in (of_judged, of_normal))
+    weighed = weigh_units(judged, base)
+    judged, values, inside = weighed.beside.judged, weighed.values, weighed.inside
     n = 0 if among else base.size
     ordered = np.sort(inside)
     p_values = (1 + inside.size - np.searchsorted(ordered, values - TIE, side="left")) / (1 + inside.size)
@@ -48,7 +52,15 @@ def rank_units(
     threshold = None if among or level < least else float(ordered[max(0, rank)]) + TIE
     order = np.lexsort((judged.units["unit"].to_numpy(), -values)) if judged.size else np.zeros(0, np.int64)
     shown = order[:limit]
-    writer = _Reasons(judged=judged, normal=base, texts=texts, among=among)
+    writer = _Reasons(
+        judged=judged,
+        normal=base,
+        texts=texts,
+        among=among,
+        pasts=weighed.beside.pasts,
+        passed=weighed.passed,
+    )
+    nats_of = weighed.beside.of_judged | {UnitEvidence.NAMED: weighed.blamed}
     flagged = np.zeros(judged.size, dtype=np.int64)
     np.add.at(flagged, judged.patterns["at"].to_numpy(), judged.patterns["flagged"].to_numpy())
     sick = values > threshold if threshold is not None else np.zeros(judged.size, dtype=np.bool_)
@@ -61,7 +73,7 @@ def rank_units(
                 evidence=round(float(values[at]), 3),
                 p_value=float(p_values[at]),
                 sick=bool(sick[at]) if threshold is not None else None,
-                reasons=writer.of_unit(at, {kind: float(nats[at]) for kind, nats in of_judged.items()}),
+                reasons=writer.of_unit(at, {kind: float(nats[at]) for kind, nats in nats_of.items()}),
                 lines=row["lines"],
                 flagged=int(flagged[at]),
                 findings=row["findings"],
@@ -76,6 +88,28 @@ def rank_units(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Weighed:
+    """`values`: the evidence of the judged units, `inside`: of the normal ones. `blamed`: what it grew by the
+    walk. `passed`: at, to, share."""
+
+    beside: Beside
+    values: Floats
+    inside: Floats
+    blamed: Floats
+    passed: pl.DataFrame
+
+
+def weigh_units(judged: UnitTable, base: UnitTable) -> Weighed:
+    """The sum of the surprises of each unit, after it walked along the names in flagged lines."""
+    beside = beside_past(judged, base)
+    alone, inside = (np.sum(list(found.values()), axis=0) for found in (beside.of_judged, beside.of_normal))
+    passed = passed_on(beside.judged)
+    values = walked(alone, passed)
+    blamed = np.maximum(0.0, values - alone)
+    return Weighed(beside=beside, values=values, inside=inside, blamed=blamed, passed=passed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Reasons:
     """Writes the reasons of units."""
 
@@ -83,9 +117,14 @@ class _Reasons:
     normal: UnitTable
     texts: Mapping[int, str]
     among: bool
+    pasts: Mapping[str, UnitTable]
+    passed: pl.DataFrame
 
     def of_unit(self, at: int, nats: Mapping[UnitEvidence, float]) -> tuple[UnitReason, ...]:
         """The heaviest of a unit, at most REASONS."""
+        past = self.pasts.get(self.judged.units["unit"][at])
+        if past is not None and past is not self.normal:
+            return replace(self, normal=past).of_unit(at, nats)
         rows = self.judged.patterns.filter(pl.col("at") == at)
         kinds = sorted((kind for kind in nats if nats[kind] > _LEAST_NATS), key=lambda kind: -nats[kind])
         reasons = []
@@ -111,6 +150,8 @@ class _Reasons:
                 text = (found["text"][0] or "") if found.height else ""
                 number = int(found["n"].sum())
                 return f"{plural(number, 'finding')} in its sessions and rates: {text[:TEXT_CHARS]}", ()
+            case UnitEvidence.NAMED:
+                return self._named_by(at), ()
             case UnitEvidence.FLAGGED:
                 found = rows.filter(pl.col("flagged") > 0).sort("p_value", "template_id", nulls_last=True)
                 number, (names, ids) = found["template_id"].n_unique(), self._named(found)
@@ -119,7 +160,9 @@ class _Reasons:
 
     @property
     def _whose(self) -> str:
-        return "the others" if self.among else "normal units"
+        if self.among:
+            return "the others"
+        return "normal units" if self.normal.units["unit"].n_unique() > 1 else "its windows before"
 
     def _median(self, column: str) -> float:
         value = self.normal.units[column].median()
@@ -130,8 +173,7 @@ class _Reasons:
             shared = self.judged.patterns.filter(pl.col("at") != at).select("pattern_id").unique()
             found = rows.join(shared, on="pattern_id", how="anti")
         else:
-            alone = UnitTable(units=self.judged.units, patterns=rows, findings=self.judged.findings)
-            found = new_patterns(alone, self.normal)
+            found = new_patterns(replace(self.judged, patterns=rows), self.normal)
         if found.is_empty():
             return "", ()
         names, ids = self._named(found.sort("flagged", "n", descending=True))
@@ -164,6 +206,15 @@ class _Reasons:
         name, ids = self._named(far)
         how = f"{own_n:,} times" if own_n else "never"
         return f"{how}, where {self._whose} have it {plural(usual_n, 'time')}: {name}", ids or (template,)
+
+    def _named_by(self, at: int) -> str:
+        """Which units name it, those first that pass the most of what they have on to it."""
+        found = self.passed.filter(pl.col("to") == at).sort("share", "at", descending=[True, False])
+        if found.is_empty():
+            return ""
+        names = ", ".join(f"`{self.judged.units['unit'][row]}`" for row in found["at"].to_list()[:NAMED])
+        more = f" and {found.height - NAMED} more" if found.height > NAMED else ""
+        return f"anomalous lines of {names}{more} name it"
 
     def _named(self, rows: pl.DataFrame) -> tuple[str, tuple[int, ...]]:
         ids = tuple(dict.fromkeys(rows["template_id"].to_list()))[:NAMED]

@@ -5,14 +5,17 @@ folded together. Memory grows with distinct patterns of units, and with the seco
 never with lines; both are bounded.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import polars as pl
 
 from pipeline.errors import BadInput
 from pipeline.records.schema import is_timed
+from pipeline.watching.sessions.keys import extract
 
+MAX_FLAGS: Final = 200_000  # flagged patterns of occasions; later ones pass no blame on
 MAX_PAIRS: Final = 1_500_000  # of units and patterns, or of units and seconds; 60 MB each at the very most
 TEXT_CHARS: Final = 300
 _FOLDED: Final = 400_000  # rows that wait before they are folded
@@ -27,10 +30,12 @@ UNIT_LINES: Final[dict[str, Any]] = {
     "flagged": pl.Boolean,
     "p_value": pl.Float64,
     "found": pl.Boolean,
-    "text": pl.String,  # of a finding, for its reason
+    "text": pl.String,  # of a finding, for its reason; of a flagged line, for the units that it names
+    "occasion": pl.UInt64,  # of a flagged line: its trace, else its second; lines of one belong together
 }
 _KEY: Final = ("unit", "window")
 _PATTERN: Final = (*_KEY, "pattern_id", "template_id")
+_FLAG: Final = (*_KEY, "occasion", "pattern_id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +43,14 @@ class UnitTable:
     """`units`: unit, window, lines, active_s, findings, first, last (seconds since the epoch), in order of
     unit and window.
 
-    `patterns`: at (row of `units`), pattern_id, template_id, n, flagged, p_value (the least flagged).
-    `findings`: at, template_id (below zero, of the cause), n, p_value (the least), text."""
+    `patterns`: at (row of `units`), pattern_id, template_id, n, flagged, p_value (the least flagged), text
+    (of one flagged line). `findings`: at, template_id (below zero, of the cause), n, p_value (the least),
+    text. `flags`: at, occasion, pattern_id of flagged lines, each once."""
 
     units: pl.DataFrame
     patterns: pl.DataFrame
     findings: pl.DataFrame
+    flags: pl.DataFrame
 
     @property
     def size(self) -> int:
@@ -56,7 +63,18 @@ class UnitTable:
         def kept(table: pl.DataFrame) -> pl.DataFrame:
             return table.join(place, on="at").with_columns(at=pl.col("new")).drop("new").sort("at")
 
-        return UnitTable(units=self.units[rows], patterns=kept(self.patterns), findings=kept(self.findings))
+        return UnitTable(
+            units=self.units[rows],
+            patterns=kept(self.patterns),
+            findings=kept(self.findings),
+            flags=kept(self.flags),
+        )
+
+    def with_silent(self, names: Sequence[tuple[str, int]]) -> "UnitTable":
+        """With a last row for each unit and window that wrote nothing."""
+        silent = [(unit, window, 0, 0, 0.0, None, None) for unit, window in names]
+        rows = pl.DataFrame(silent, schema=self.units.schema, orient="row")
+        return replace(self, units=pl.concat([self.units, rows]))
 
 
 @dataclass(slots=True)
@@ -66,6 +84,7 @@ class UnitFold:
     gap_s: int = 60
     _patterns: list[pl.DataFrame] = field(default_factory=list)
     _seconds: list[pl.DataFrame] = field(default_factory=list)
+    _flags: list[pl.DataFrame] = field(default_factory=list)
     _rows: int = 0
     _settled: int = 0
 
@@ -81,9 +100,11 @@ class UnitFold:
                 flagged.sum().cast(pl.Int64).alias("flagged"),
                 pl.col("p_value").filter(flagged).min(),
                 pl.col("found").any(),
-                pl.col("text").first(),
+                pl.col("text").drop_nulls().first(),
             )
         )
+        flags = page.filter(flagged & ~pl.col("found") & pl.col("occasion").is_not_null())
+        self._flags.append(flags.select(*_FLAG).unique())
         spoken = page.filter(~pl.col("found")).select(*_KEY, "second")  # a finding comes when it is judged
         self._seconds.append(spoken.drop_nulls("second").unique())
         self._rows += self._patterns[-1].height + self._seconds[-1].height
@@ -125,6 +146,7 @@ class UnitFold:
             units=units,
             patterns=placed.filter(~found).select(list(_EMPTY.patterns.schema)),
             findings=placed.filter(found).select(list(_EMPTY.findings.schema)),
+            flags=self._flags[0].join(places, on=_KEY).select(list(_EMPTY.flags.schema)).sort(pl.all()),
         )
 
     def _fold(self) -> None:
@@ -134,6 +156,7 @@ class UnitFold:
         )  # fmt: skip
         self._patterns = [pl.concat(self._patterns).group_by(_PATTERN).agg(sums)]
         self._seconds = [pl.concat(self._seconds).unique()]
+        self._flags = [pl.concat(self._flags).unique().sort(_FLAG).head(MAX_FLAGS)]
         heights = (self._patterns[0].height, self._seconds[0].height)
         for height, what in zip(heights, ("patterns", "seconds"), strict=True):
             if height > MAX_PAIRS:
@@ -148,19 +171,33 @@ class UnitFold:
 def unit_lines(lines: pl.DataFrame, unit: pl.Series, window: pl.Series, found: pl.Series) -> pl.DataFrame:
     """UNIT_LINES of records in RESULT_SCHEMA. `found`: which of them are findings of the watcher."""
     second = pl.col("timestamp").dt.epoch("s")
+    flagged = pl.col("anomalous").fill_null(value=False)
     marked = lines.with_columns(
         unit.alias("unit"), window.cast(pl.Int32).alias("window"), found.alias("found")
     )
+    marked = marked.with_columns(_occasions(marked, marked.select(flagged & ~found).to_series()))
     return marked.select(
         "unit",
         "window",
         pl.when(is_timed()).then(second).alias("second"),
         pl.col("pattern_id").fill_null(0),
         pl.col("template_id").fill_null(0),
-        pl.col("anomalous").fill_null(value=False).alias("flagged"),
+        flagged.alias("flagged"),
         "p_value",
         "found",
-        pl.when("found").then(pl.col("message").str.head(TEXT_CHARS)).alias("text"),
+        pl.when(pl.col("found") | flagged).then(pl.col("message").str.head(TEXT_CHARS)).alias("text"),
+        "occasion",
+    )
+
+
+def _occasions(lines: pl.DataFrame, chosen: pl.Series) -> pl.Series:
+    """A hash of the trace or request in the text of the chosen lines, else of their second; others null."""
+    rows = chosen.arg_true()
+    few = lines.select("message", "timestamp")[rows]
+    second = few["timestamp"].dt.epoch("s").cast(pl.String)
+    hashes = few.select(pl.coalesce(extract(few), second).hash().alias("occasion"))["occasion"]
+    return (
+        pl.Series("occasion", [None], dtype=pl.UInt64).new_from_index(0, lines.height).scatter(rows, hashes)
     )
 
 
@@ -174,7 +211,7 @@ _EMPTY: Final = UnitTable(
     patterns=pl.DataFrame(
         schema={
             "at": pl.Int64, "pattern_id": pl.UInt64, "template_id": pl.Int64, "n": pl.Int64,
-            "flagged": pl.Int64, "p_value": pl.Float64,
+            "flagged": pl.Int64, "p_value": pl.Float64, "text": pl.String,
         }
     ),
     findings=pl.DataFrame(
@@ -182,4 +219,5 @@ _EMPTY: Final = UnitTable(
             "at": pl.Int64, "template_id": pl.Int64, "n": pl.Int64, "p_value": pl.Float64, "text": pl.String,
         }
     ),
+    flags=pl.DataFrame(schema={"at": pl.Int64, "occasion": pl.UInt64, "pattern_id": pl.UInt64}),
 )  # fmt: skip

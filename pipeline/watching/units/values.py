@@ -12,6 +12,7 @@ class UnitEvidence(StrEnum):
     ACTIVE = "active"
     SESSIONS = "sessions"
     FLAGGED = "flagged"
+    NAMED = "named"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

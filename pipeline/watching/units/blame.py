@@ -1,0 +1,93 @@
+"""Blame that units pass on: an anomalous line that names another unit reports that one's failure.
+
+A caller whose dependency fails is louder than the dependency, and every caller of the caller is loud as well.
+So the evidence of a unit walks along the names in its flagged lines: of every occasion (a trace, else a
+second) that has a name, PASSED goes to the units named, in equal parts; the rest stays. The answer is where
+the walk ends, an absorbing Markov chain. Walks over call graphs rank causes of failures in the same way
+(MicroRank, WWW 2021; MonitorRank, SIGMETRICS 2013); here names replace the graph, so no traces are needed.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from pipeline.watching.units.tails import Floats
+from pipeline.watching.units.unit_lines import UnitTable
+
+PASSED: Final = (
+    0.9  # up to 0.99 as many of 40 faults come first, with 0.8 one fewer, with 0.5 four (docs/LOG.md)
+)
+MAX_NAMED: Final = 2_000  # units; the walk solves equations of so many unknowns
+LEAST_CHARS: Final = 3  # of a name; a shorter one stands in too many lines
+# A word of a text, not inside a path; behind // and @ stand hosts.
+_WORD: Final = re.compile(r"(?:(?<![\w/.-])|(?<=//))([A-Za-z][\w-]*(?:\.[\w-]+)*)(:\d{2,5}\b)?")
+# What Kubernetes (no vowels) and Compose append to the name of a service: replica set and pod, or a number.
+_REPLICA: Final = re.compile(r"(?:(?:-[bcdfghjklmnp-tv-xz\d]{8,10})?-[bcdfghjklmnp-tv-xz\d]{5}|[-_]\d+)$")
+
+
+def passed_on(table: UnitTable) -> pl.DataFrame:
+    """`at`, `to` (rows of units of one window) and `share` of the evidence of `at` that goes to `to`."""
+    empty = pl.DataFrame(schema={"at": pl.Int64, "to": pl.Int64, "share": pl.Float64})
+    if table.flags.is_empty() or table.size > MAX_NAMED:
+        return empty
+    called: dict[int, dict[str, list[int]]] = {}  # window -> name -> rows
+    for row, (unit, window) in enumerate(table.units.select("unit", "window").iter_rows()):
+        for name in names_of(unit):
+            called.setdefault(window, {}).setdefault(name, []).append(row)
+    windows = table.units["window"].to_list()
+    named: list[tuple[int, int, int]] = []
+    for at, pattern, text in table.patterns.select("at", "pattern_id", "text").drop_nulls().iter_rows():
+        named += [(at, pattern, to) for to in sorted(_named(text, called.get(windows[at], {}), at))]
+    if not named:
+        return empty
+    targets = pl.DataFrame(
+        named, schema={"at": pl.Int64, "pattern_id": pl.UInt64, "to": pl.Int64}, orient="row"
+    )
+    key = ["at", "occasion"]
+    pairs = table.flags.join(targets, on=["at", "pattern_id"]).select(*key, "to").unique()
+    pairs = pairs.with_columns((1.0 / pl.len().over(key)).alias("part"))
+    occasions = table.flags.group_by("at").agg(pl.col("occasion").n_unique().alias("all"))
+    return (
+        pairs.group_by("at", "to")
+        .agg(pl.col("part").sum())
+        .join(occasions, on="at")
+        .select("at", "to", (PASSED * pl.col("part") / pl.col("all")).alias("share"))
+        .sort("at", "to")
+    )
+
+
+def walked(evidence: Floats, passed: pl.DataFrame) -> Floats:
+    """Where the evidence of each unit ends. Its sum stays. Evidence below zero does not walk."""
+    if passed.is_empty():
+        return evidence
+    involved = np.unique(np.concatenate([passed["at"].to_numpy(), passed["to"].to_numpy()]))
+    place = {row: n for n, row in enumerate(involved.tolist())}
+    shares = np.zeros((involved.size, involved.size))
+    for at, to, share in passed.iter_rows():
+        shares[place[at], place[to]] = share
+    begun = np.maximum(0.0, evidence[involved])
+    visits = np.linalg.solve((np.eye(involved.size) - shares).T, begun)
+    found = evidence.copy()
+    found[involved] = visits * (1.0 - shares.sum(axis=1)) + np.minimum(0.0, evidence[involved])
+    return found
+
+
+def names_of(unit: str) -> set[str]:
+    """What other units may call it: its name, the last part of a path, the service of a pod; lower case."""
+    last = unit.rsplit("/", 1)[-1]
+    found = {unit.lower(), last.lower(), last.split(".", 1)[0].lower(), _REPLICA.sub("", last).lower()}
+    return {name for name in found if len(name) >= LEAST_CHARS and not name.isdigit()}
+
+
+def _named(text: str, called: Mapping[str, Sequence[int]], at: int) -> set[int]:
+    """The rows that a text of row `at` names. A name that `at` shares with others says nothing."""
+    found: set[int] = set()
+    for word, port in _WORD.findall(text):
+        names = (word.lower(), word.split(".", 1)[0].lower()) if port else (word.lower(),)
+        for name in names:
+            rows = called.get(name, ())
+            found.update(() if at in rows else rows)
+    return found
