@@ -26,7 +26,7 @@ SHOP_LINES: Final[dict[str, Any]] = {
     "level": pl.String,
     "severe": pl.Boolean,
     "masked": pl.String,
-    "raw": pl.String,
+    "message": pl.String,
     "trace": pl.String,
     "baseline": pl.Boolean,
 }
@@ -66,7 +66,7 @@ def shop_half(name: str, masks: MaskSet, folder: Path = SHOP) -> ShopHalf:
                 "level",
                 "severe",
                 "masked",
-                "raw",
+                "message",
                 extract(frame).alias("trace"),
                 pl.lit(path.parent.name == "baseline").alias("baseline"),
             )
