@@ -149,7 +149,7 @@ def choose_home(view: Pending, model: ServedModel) -> Home:
 
 
 def next_load(view: Pending, lease_id: str) -> tuple[ServedModel, Home] | None:
-    """What a lease should load now: one that was asked for before all others, then the newest one. Pure."""
+    """The next load of a lease: models that were asked for come first, then the newest. Pure."""
     order = sorted(view.models, key=lambda one: (one.field not in view.wanted, -one.put_ms, one.field))
     found = ((model, choose_home(view, model)) for model in order)
     return next(((model, home) for model, home in found if home.uuid and home.lease_id == lease_id), None)

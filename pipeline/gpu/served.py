@@ -68,7 +68,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeRoom:
-    """What the models of a node may take of one device of its lease."""
+    """The memory of one device of a lease that models may take."""
 
     uuid: str
     memory_mib: int
@@ -148,7 +148,7 @@ class ServedModels:
         return sorted(found, key=lambda one: (one.tenant, one.name, one.version))
 
     def want(self, model: ServedModel) -> None:
-        """Somebody asks for a model that is not ready: idle ones may make room for it."""
+        """Marks a model that is not ready as asked for: idle ones may make room for it."""
         now = now_ms(self.client)
         pipe = self.client.pipeline(transaction=False)
         pipe.zadd(self._wanted, {model.field: now})
@@ -156,7 +156,7 @@ class ServedModels:
         with answering():
             pipe.execute()
 
-    def got(self, model: ServedModel) -> None:
+    def fulfil(self, model: ServedModel) -> None:
         """A copy is ready, so the wish has been met: it displaces nothing any more."""
         with answering():
             self.client.zrem(self._wanted, model.field)

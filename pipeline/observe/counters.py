@@ -47,6 +47,9 @@ PROTOCOLS: Final = ("otlp", "bulk", "loki", "hec", "lines", "journal", "syslog",
 # The end of a request. away: Redis did not answer. conflict: its key was used for another body. refused: it
 # cannot be decoded, is too large or too slow, or has no key.
 REQUESTS: Final = ("accepted", "duplicate", "full", "away", "conflict", "refused", "failed")
+# Of a request to a served model. relayed: another node answered. refused: a fault of the client. unready: no
+# copy of it now, or no room for the request. late: its deadline came first.
+SERVED_OUTCOMES: Final = ("answered", "relayed", "refused", "unready", "late", "failed")
 # Of a record of Kafka. tombstone: it has no value. unreadable: a dead letter.
 KAFKA_OUTCOMES: Final = ("read", "tombstone", "unreadable", OTHER)
 # Of a payload of NATS. empty: it has no text. unreadable: a dead letter. dropped: there was no room for it,
@@ -183,6 +186,18 @@ REQUEST_SECONDS: Final = Meter(
     labels={"protocol": PROTOCOLS},
     buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
 )
+INFERENCES: Final = Meter(
+    name="logweir_serve_requests_total",
+    about="Requests to served models by how they ended, on the node that its client asked or that was sent them.",
+    labels={"outcome": SERVED_OUTCOMES},
+)
+INFERENCE_SECONDS: Final = Meter(
+    name="logweir_serve_seconds",
+    kind=MeterKind.HISTOGRAM,
+    about="How long a request to a served model took, by how it ended.",
+    labels={"outcome": SERVED_OUTCOMES},
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+)
 RECOGNISED: Final = Meter(
     name="logweir_intake_recognised_total",
     about="Lines of samples of senders: of a known format, with fields of their protocol, or of no format.",
@@ -295,6 +310,12 @@ def request_ended(protocol: str, outcome: str, lines: int, size: int, seconds: f
     if outcome == "duplicate":
         _count(REQUEST_DUPLICATES, lines, protocol)
     _observe(REQUEST_SECONDS, seconds, protocol)
+
+
+def inference_ended(outcome: str, seconds: float) -> None:
+    """A request to a served model was answered, in one of SERVED_OUTCOMES."""
+    _count(INFERENCES, 1, outcome)
+    _observe(INFERENCE_SECONDS, seconds, outcome)
 
 
 def request_refused(protocol: str) -> None:

@@ -180,7 +180,7 @@ def test_versions_count_up_and_the_fourth_removes_the_first(
     served.put(a_model(tenant="other"))
     assert [one.field for one in served.all()] == ["other/m/1", "t/m/2", "t/m/3", "t/m/4"]
     assert set(served.wanted()) == {"t/m/1", "t/m/2", "t/m/3", "t/m/4", "other/m/1"}
-    served.got(new)
+    served.fulfil(new)
     assert "t/m/4" not in served.wanted()
     assert [one.version for one in served.remove("t", "m", 3)] == [3]
     assert len(served.remove("t", "m")) == 2

@@ -46,6 +46,7 @@ from pipeline.workers.kafka.progress import PartitionProgress, report
 from pipeline.workers.nats import process as nats
 from pipeline.workers.nats import progress as nats_progress
 from pipeline.workers.scrape import Scrape
+from pipeline.workers.serve import server as serve_process
 from pipeline.workers.stack.private_redis import PrivateRedis
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -336,6 +337,7 @@ def test_the_labels_know_every_role_and_every_stage() -> None:
         agent.ROLE,
         exporter_process.ROLE,
         intake_process.ROLE,
+        serve_process.ROLE,
         source.ROLE,
         kafka.ROLE,
         nats.ROLE,

@@ -32,10 +32,10 @@ def main(args: argparse.Namespace, pool: Pool, settings: Settings) -> int:
         return _put(args, name, pool, settings)
     if args.file:
         raise BadInput(f"{args.file!r} is one word too many; write `logweir gpu models remove {name}`")
-    gone = remove_model(pool.client, settings, args.tenant, name, args.version, by=user_of_machine())
-    words = f"{name}: {plural(len(gone), 'version')} removed; nodes unload within seconds"
-    facts = {"removed": name, "tenant": args.tenant, "versions": [one.version for one in gone]}
-    return _said(args, facts, words)
+    removed = remove_model(pool.client, settings, args.tenant, name, args.version, by=user_of_machine())
+    words = f"{name}: {plural(len(removed), 'version')} removed; nodes unload within seconds"
+    facts = {"removed": name, "tenant": args.tenant, "versions": [one.version for one in removed]}
+    return _report(args, facts, words)
 
 
 def _put(args: argparse.Namespace, name: str, pool: Pool, settings: Settings) -> int:
@@ -65,7 +65,7 @@ def _put(args: argparse.Namespace, name: str, pool: Pool, settings: Settings) ->
         "memory_mib": new.memory_mib,
         "removed": [one.version for one in old],
     }
-    return _said(args, facts, words)
+    return _report(args, facts, words)
 
 
 def _memory_mib(text: str | None, path: Path) -> int:
@@ -109,7 +109,7 @@ def show_served(args: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> 
     return 0
 
 
-def _said(args: argparse.Namespace, facts: dict[str, Any], words: str) -> int:
+def _report(args: argparse.Namespace, facts: dict[str, Any], words: str) -> int:
     if args.json:
         print_json(facts)
     else:

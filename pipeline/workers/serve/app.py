@@ -16,10 +16,11 @@ from pipeline import __version__
 from pipeline.errors import RedisUnavailable
 from pipeline.gpu.homes import ServeState, serve_state
 from pipeline.logs import logger
+from pipeline.observe import counters as metrics
 from pipeline.service.access.keys import INFER, SenderKey, SenderKeys, authorization_texts
 from pipeline.workers.intake.bodies import Room, receive_body
 from pipeline.workers.intake.refusals import AGAIN, RETRY_AFTER_S, STATUS, RequestRefused
-from pipeline.workers.serve.desk import DEADLINE_S, LONGEST_S, ModelAsked, ModelDesk, ServeRefused
+from pipeline.workers.serve.desk import DEADLINE_S, LONGEST_S, ModelDesk, ModelQuestion, ServeRefused
 from pipeline.workers.serve.relay import RELAYED, RelayedAnswer
 from pipeline.workers.serve.tensors import BINARY_TYPE, HEADER_LENGTH, JSON_TYPE, InferAnswer, timeout_us
 
@@ -39,18 +40,18 @@ class ServeApp:
         one = "/v2/models/{name}"
         version = one + "/versions/{version}"
         routes = [
-            Route("/v2/health/live", self._told(self.live)),
-            Route("/v2/health/ready", self._told(self.ready)),
-            Route("/v2", self._told(self.server)),
-            Route("/v2/repository/index", self._told(self.index), methods=["POST"]),
+            Route("/v2/health/live", self._route(self.live)),
+            Route("/v2/health/ready", self._route(self.ready)),
+            Route("/v2", self._route(self.server)),
+            Route("/v2/repository/index", self._route(self.index), methods=["POST"]),
         ]
         for path in (one, version):
             routes += [
-                Route(path, self._told(self.metadata)),
-                Route(f"{path}/ready", self._told(self.model_ready)),
-                Route(f"{path}/infer", self._told(self.infer), methods=["POST"]),
+                Route(path, self._route(self.metadata)),
+                Route(f"{path}/ready", self._route(self.model_ready)),
+                Route(f"{path}/infer", self._route(self.infer), methods=["POST"]),
             ]
-        elsewhere = self._told(self.elsewhere)
+        elsewhere = self._route(self.elsewhere)
         every = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
         return Starlette(routes=[*routes, Route("/{path:path}", elsewhere, methods=every)])
 
@@ -99,12 +100,26 @@ class ServeApp:
         raise ServeRefused(400, f"{model.name} is not ready: {serve_state(view, model)[1]}")
 
     async def metadata(self, request: Request) -> Response:
-        asked = await self._asked(request, time.monotonic() + DEADLINE_S, method="GET", path="")
-        return _response(await self.desk.metadata(asked))
+        question = await self._question(request, time.monotonic() + DEADLINE_S, method="GET", path="")
+        return _response(await self.desk.metadata(question))
 
     async def infer(self, request: Request) -> Response:
-        """One inference."""
-        began = time.monotonic()
+        """One inference, counted."""
+        began, outcome = time.monotonic(), "failed"
+        try:
+            answer = await self._infer(request, began)
+            outcome = "relayed" if isinstance(answer, RelayedAnswer) else "answered"
+            return _response(answer)
+        except RequestRefused:
+            outcome = "refused"
+            raise
+        except ServeRefused as exc:
+            outcome = _OUTCOMES.get(exc.status, "refused" if exc.status < 500 else "failed")
+            raise
+        finally:
+            metrics.inference_ended(outcome, time.monotonic() - began)
+
+    async def _infer(self, request: Request, began: float) -> InferAnswer | RelayedAnswer:
         headers = request.headers
         length = headers.get(HEADER_LENGTH)
         if length is not None and not (length.isascii() and length.isdigit() and len(length) < 12):
@@ -112,17 +127,17 @@ class ServeApp:
                 400, f"{HEADER_LENGTH} {length[:40]!r} is no number of bytes; send the length of the JSON"
             )
         header = None if length is None else int(length)
-        asked = await self._asked(request, began + DEADLINE_S)  # who asks, before a body is read
+        question = await self._question(request, began + DEADLINE_S)  # who asks, before a body is read
         with self.room.shared() as share:
             body = await receive_body(
                 request.stream(), encoding=headers.get("content-encoding", "identity").lower(), share=share
             )
             wanted_us = timeout_us(body, header)
             end = began + (DEADLINE_S if wanted_us is None else min(LONGEST_S, wanted_us / 1e6))
-            asked = ModelAsked(
-                model=asked.model, headers=asked.headers, body=body, relayed=asked.relayed, end=end
+            question = ModelQuestion(
+                model=question.model, headers=question.headers, body=body, relayed=question.relayed, end=end
             )
-            return _response(await self.desk.infer(asked, header))
+            return await self.desk.infer(question, header)
 
     async def elsewhere(self, request: Request) -> Response:
         known = "/v2, /v2/health/ready, /v2/models/NAME and /v2/models/NAME/infer (POST)"
@@ -130,14 +145,14 @@ class ServeApp:
             404, f"there is no {request.method} {request.url.path[:200]!r} here; there are {known}"
         )
 
-    async def _asked(
+    async def _question(
         self, request: Request, end: float, *, method: str = "POST", path: str = "/infer"
-    ) -> ModelAsked:
+    ) -> ModelQuestion:
         key = await self._key(request)
         model = await self.desk.find(
             key.tenant, request.path_params["name"], request.path_params.get("version")
         )
-        return ModelAsked(
+        return ModelQuestion(
             model=model,
             headers=dict(request.headers),
             method=method,
@@ -167,7 +182,7 @@ class ServeApp:
             )
         return found
 
-    def _told(self, handler: Handler) -> Handler:
+    def _route(self, handler: Handler) -> Handler:
         """Faults in the protocol's shape."""
 
         async def endpoint(request: Request) -> Response:
@@ -187,6 +202,7 @@ class ServeApp:
         return endpoint
 
 
+_OUTCOMES: Final = {503: "unready", 504: "late"}
 _STATES: Final = {ServeState.READY: "READY", ServeState.LOADING: "LOADING", ServeState.PENDING: "UNAVAILABLE"}
 
 

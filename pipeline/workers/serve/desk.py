@@ -51,7 +51,7 @@ class ServeRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelAsked:
+class ModelQuestion:
     """One request to a model. `path`: behind `/v2/models/NAME/versions/N`."""
 
     model: ServedModel
@@ -99,22 +99,22 @@ class ModelDesk:
         except (RedisUnavailable, redis.RedisError):
             raise ServeRefused(503, "Redis does not answer; ask again", retry_after_s=1) from None
 
-    async def infer(self, asked: ModelAsked, header: int | None) -> InferAnswer | RelayedAnswer:
+    async def infer(self, question: ModelQuestion, header: int | None) -> InferAnswer | RelayedAnswer:
         """Raises ServeRefused."""
 
         def work(runner: Runner) -> InferAnswer:
-            request = read_request(asked.body, header)
+            request = read_request(question.body, header)
             check_inputs(request, runner.inputs)
             specs = wanted_outputs(request, runner.outputs)
             found = runner.run(request.inputs, [spec.name for spec in specs])
             outputs = [(spec, found[spec.name]) for spec in specs]
-            return write_answer(request, outputs, model=asked.model.name, version=asked.model.version)
+            return write_answer(request, outputs, model=question.model.name, version=question.model.version)
 
-        return await self._answered(asked, work)
+        return await self._answer(question, work)
 
-    async def metadata(self, asked: ModelAsked) -> dict[str, Any] | RelayedAnswer:
+    async def metadata(self, question: ModelQuestion) -> dict[str, Any] | RelayedAnswer:
         """Name, versions, platform, inputs and outputs. Raises ServeRefused."""
-        model = asked.model
+        model = question.model
         versions = self.host.view.versions(model.tenant, model.name)
 
         def work(runner: Runner) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class ModelDesk:
                 "outputs": [spec.facts() for spec in runner.outputs],
             }
 
-        return await self._answered(asked, work)
+        return await self._answer(question, work)
 
     def close(self) -> None:
         """Takes no further work."""
@@ -134,41 +134,41 @@ class ModelDesk:
         self._relays.shutdown(wait=False, cancel_futures=True)
         self.relay.close()
 
-    async def _answered(self, asked: ModelAsked, work: Callable[[Runner], T]) -> T | RelayedAnswer:
+    async def _answer(self, question: ModelQuestion, work: Callable[[Runner], T]) -> T | RelayedAnswer:
         tries = 0
         while True:
-            node = await self._place(asked)
+            node = await self._place(question)
             tries += 1
             try:
                 if node is None:
-                    return await self._compute(asked, work)
-                answer = await self._sent(asked, node)
+                    return await self._compute(question, work)
+                answer = await self._send(question, node)
                 if MOVED.lower() not in map(str.lower, answer.headers):
                     return answer
                 self._away[node.name] = time.monotonic() + POLL_S
             except ModelUnavailable as exc:  # it was unloaded a moment ago
-                if asked.relayed or tries >= TRIES:
+                if question.relayed or tries >= TRIES:
                     raise ServeRefused(503, str(exc), retry_after_s=1, moved=True) from exc
             except (OSError, http.client.HTTPException) as exc:
                 assert node is not None  # noqa: S101 - nothing else reads a socket
                 self._away[node.name] = time.monotonic() + AWAY_S
                 logger(node=node.name).warning("serve.node_away", why=str(exc))
-                if tries >= TRIES or asked.left_s <= 0:
+                if tries >= TRIES or question.left_s <= 0:
                     raise ServeRefused(
                         503,
                         f"{node.name} does not answer ({exc}); its copy counts until its lease ends",
                         retry_after_s=1,
                     ) from exc
             if tries >= TRIES:
-                raise ServeRefused(503, f"{asked.model.name} is being moved; ask again", retry_after_s=1)
+                raise ServeRefused(503, f"{question.model.name} is being moved; ask again", retry_after_s=1)
 
-    async def _place(self, asked: ModelAsked) -> ServeNode | None:
+    async def _place(self, question: ModelQuestion) -> ServeNode | None:
         """The node whose copy answers, None for this one; waits for one that comes. Raises ServeRefused."""
-        model, view = asked.model, self.host.view
+        model, view = question.model, self.host.view
         while True:
             if self._here(model):
                 return None
-            if asked.relayed:
+            if question.relayed:
                 raise ServeRefused(
                     503, f"{model.name} is not loaded on {self.host.name}", retry_after_s=1, moved=True
                 )
@@ -182,18 +182,18 @@ class ModelDesk:
                 return random.choice(nodes)  # noqa: S311 - to spread load
             await self._want(model)
             view = await self.look()
-            self._check_hope(view, asked)
-            await asyncio.sleep(min(POLL_S, max(asked.left_s, 0.0)))
+            self._check_hope(view, question)
+            await asyncio.sleep(min(POLL_S, max(question.left_s, 0.0)))
 
-    def _check_hope(self, view: Pending, asked: ModelAsked) -> None:
+    def _check_hope(self, view: Pending, question: ModelQuestion) -> None:
         """Raises ServeRefused where no copy comes in time."""
-        model = asked.model
+        model = question.model
         if model not in view.models:
             raise ServeRefused(404, f"{model.name} has been removed")
         coming = any(one.state is LoadState.LOADING for one in view.copies_of(model))
         ready = bool(view.answering(model))
         _, why = serve_state(view, model)
-        if asked.left_s <= 0:
+        if question.left_s <= 0:
             raise ServeRefused(
                 504, f"{model.name} was not ready in time: {why or 'its node does not answer'}"
             )
@@ -221,19 +221,19 @@ class ModelDesk:
             raise ServeRefused(503, "Redis does not answer; ask again", retry_after_s=1) from None
         self.host.wake()
 
-    async def _compute(self, asked: ModelAsked, work: Callable[[Runner], T]) -> T:
+    async def _compute(self, question: ModelQuestion, work: Callable[[Runner], T]) -> T:
         if self._waiting >= MOST_WAITING + THREADS:
             raise ServeRefused(503, f"{MOST_WAITING} requests wait already; ask again", retry_after_s=1)
         self._waiting += 1
         loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._threads, self._computed, asked, work)
+        future = loop.run_in_executor(self._threads, self._work, question, work)
         future.add_done_callback(self._ended)
         try:
-            return await asyncio.wait_for(asyncio.shield(future), max(asked.left_s, 0.001))
+            return await asyncio.wait_for(asyncio.shield(future), max(question.left_s, 0.001))
         except TimeoutError:
             future.cancel()  # one that has begun goes on, and counts until it ends
             raise ServeRefused(
-                504, f"{asked.model.name} did not answer in time; ask for less at a time"
+                504, f"{question.model.name} did not answer in time; ask for less at a time"
             ) from None
         except BadInput as exc:
             raise ServeRefused(400, str(exc)) from exc
@@ -247,20 +247,23 @@ class ModelDesk:
         if not future.cancelled():
             future.exception()  # one that came too late has no reader
 
-    def _computed(self, asked: ModelAsked, work: Callable[[Runner], T]) -> T:
+    def _work(self, question: ModelQuestion, work: Callable[[Runner], T]) -> T:
         placement = self.host.placement
         if placement is None:
-            raise ModelUnavailable(f"{asked.model.name} has gone with its lease")
-        with placement.request(asked.model.tenant, asked.model.model):
-            return work(self.host.loader.runners[asked.model.model.key])
+            raise ModelUnavailable(f"{question.model.name} has gone with its lease")
+        with placement.request(question.model.tenant, question.model.model):
+            runner = self.host.loader.runners.get(question.model.model.key)
+            if runner is None:
+                raise ModelUnavailable(f"{question.model.name} has gone with its lease")
+            return work(runner)
 
-    async def _sent(self, asked: ModelAsked, node: ServeNode) -> RelayedAnswer:
-        path = f"/v2/models/{asked.model.name}/versions/{asked.model.version}{asked.path}"
+    async def _send(self, question: ModelQuestion, node: ServeNode) -> RelayedAnswer:
+        path = f"/v2/models/{question.model.name}/versions/{question.model.version}{question.path}"
 
         def send() -> RelayedAnswer:
             return self.relay.send(
-                node.url, asked.method, path, asked.body, asked.headers,
-                by=self.host.name, timeout_s=max(asked.left_s, 0.1),
+                node.url, question.method, path, question.body, question.headers,
+                by=self.host.name, timeout_s=max(question.left_s, 0.1),
             )  # fmt: skip
 
         try:

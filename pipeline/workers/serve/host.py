@@ -189,7 +189,7 @@ class ModelHost:
         self.loader.records[model.model.key] = model
         try:
             if placement.place(model.model, home.uuid, unload=home.unload):
-                self.served.got(model)
+                self.served.fulfil(model)
             self._faults.pop(model.field, None)
         except (RedisUnavailable, LeaseRefused):
             pass  # no fault of the model

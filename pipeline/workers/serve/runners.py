@@ -17,7 +17,7 @@ from pipeline.store.objects import Objects
 from pipeline.units import size
 from pipeline.workers.serve.tensors import Array, TensorSpec
 
-# What a copy may take beyond its word before it is refused, as the watchdog of `gpu run` has it.
+# A copy may take so much beyond its word; the watchdog of `gpu run` allows the same.
 SLACK_MIB: Final = 256
 _PACKAGES: Final = {ModelFormat.ONNX: "onnxruntime", ModelFormat.LOGWEIR: "torch"}
 

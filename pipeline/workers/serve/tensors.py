@@ -31,7 +31,7 @@ _KINDS: Final[Mapping[str, np.dtype[Any]]] = {
     BYTES: np.dtype("O"),
 }  # fmt: skip
 DATATYPES: Final = tuple(_KINDS)
-# What JSON may hold by the kind of the datatype; a fraction is no integer, and 1 is no truth.
+# Types in JSON by the kind of the datatype: a fraction is no integer, and 1 is no truth.
 _FROM_JSON: Final[Mapping[str, frozenset[type]]] = {
     "b": frozenset({bool}), "u": frozenset({int}), "i": frozenset({int}), "f": frozenset({int, float}),
     "O": frozenset({str}),
@@ -126,7 +126,7 @@ def read_request(body: bytes, header: int | None = None) -> InferRequest:
         inputs[tensor.name], end = _input(tensor, body, end)
     if end != len(body):
         raise BadInput(
-            f"{len(body) - end} bytes follow the last tensor; give each input its binary_data_size, and {HEADER_LENGTH}"
+            f"{len(body) - end} bytes follow the last tensor; give its binary_data_size, and {HEADER_LENGTH}"
         )
     return InferRequest(
         inputs=inputs,
