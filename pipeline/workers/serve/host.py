@@ -17,7 +17,6 @@ import redis
 from pipeline.errors import BadInput, LeaseRefused, LogweirError, RedisUnavailable, StoreUnavailable
 from pipeline.gpu.homes import Home, Pending, next_load, surplus
 from pipeline.gpu.leasing.renewal import LeaseInUse
-from pipeline.gpu.node import cuda
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.placement import Placement
 from pipeline.gpu.placing import Backoff
@@ -75,13 +74,7 @@ class ModelHost:
         """Serve under one lease after another, until `stop`."""
         while not self._stop.is_set():
             try:
-                with (
-                    self.pool.lease(
-                        self.need, holder=self.name, timeout_s=None, go_on=self._wait_on
-                    ) as using,
-                    host_locks(using.lease, wait_s=0),
-                ):
-                    self._serve(using)
+                self._under_a_lease()
             except (RedisUnavailable, redis.RedisError) as exc:
                 self._pause("waits for Redis", exc)
             except (BadInput, LeaseRefused) as exc:
@@ -90,11 +83,21 @@ class ModelHost:
             except Exception as exc:  # the edge of a loop that must not end  # noqa: BLE001
                 logger().exception("serve.failed")
                 self._pause(f"failed: {exc}", exc)
-            if cuda.started_on() is not None:
-                break  # CUDA's context ends only with its process, and another lease may be of another device
+            if self.loader.began:
+                break  # CUDA's context, and the lock that covers it, end only with this process
         with suppress(RedisUnavailable, redis.RedisError):
             self.served.leave(self.name)
         self._loads.shutdown(wait=False)
+
+    def _under_a_lease(self) -> None:
+        """Wait for a lease, and serve under it. Raises as `Pool.lease` does."""
+        with self.pool.lease(self.need, holder=self.name, timeout_s=None, go_on=self._wait_on) as using:
+            locks = host_locks(using.lease, wait_s=0)
+            try:
+                self._serve(using)
+            finally:
+                if not self.loader.began:
+                    locks.close()
 
     def stop(self) -> None:
         """Gives the lease back and ends `run`."""

@@ -23,6 +23,11 @@ _DATATYPES: Final = {
 }  # fmt: skip
 
 
+def has_cuda() -> bool:
+    """Whether the installed package computes on GPUs."""
+    return CUDA in ort.get_available_providers()
+
+
 class OnnxRunner:
     """One session of onnxruntime."""
 
@@ -37,7 +42,7 @@ class OnnxRunner:
             "session.intra_op.allow_spinning", "0"
         )  # an idle model costs nothing
         options.log_severity_level = 4
-        on_gpu = CUDA in ort.get_available_providers()
+        on_gpu = has_cuda()
         providers: list[Any] = [CPU]
         if on_gpu:
             see_only(uuid)

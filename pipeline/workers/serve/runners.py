@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 import psutil  # type: ignore[import-untyped] # it publishes no types
 
 from pipeline.errors import BadBundle, BadInput
+from pipeline.gpu.node import cuda
 from pipeline.gpu.placing import Model
 from pipeline.gpu.served import ModelFormat, ServedModel
 from pipeline.gpu.served_files import fetch_model_file
@@ -52,6 +53,12 @@ class RunnerLoader:
         self.runners: dict[tuple[str, str], Runner] = {}
         self.device_mib = 0  # of the lease, with CUDA's context
         self.context_mib = 0
+        self.cuda_tried = False  # by onnxruntime
+
+    @property
+    def began(self) -> bool:
+        """Whether this process may have memory on a device until it ends, whatever it unloads."""
+        return self.cuda_tried or cuda.started_on() is not None
 
     def load(self, model: Model, uuid: str) -> None:
         """Raises LogweirError; then nothing of the model stays."""
@@ -79,8 +86,9 @@ class RunnerLoader:
     def _runner(self, record: ServedModel, file: Path, uuid: str) -> Runner:
         runner: Runner
         if record.format is ModelFormat.ONNX:
-            from pipeline.workers.serve.onnx_runner import OnnxRunner
+            from pipeline.workers.serve.onnx_runner import OnnxRunner, has_cuda
 
+            self.cuda_tried = self.cuda_tried or has_cuda()
             before = _resident_mib()  # with the package, which is no part of a model
             runner = OnnxRunner(file, uuid, memory_mib=record.memory_mib)
         else:

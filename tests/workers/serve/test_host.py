@@ -33,6 +33,7 @@ class Node:
     """A host that runs, and its pool."""
 
     host: ModelHost
+    thread: threading.Thread
     pool: Pool
     folder: Path
 
@@ -69,7 +70,7 @@ def node(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         thread = threading.Thread(target=host.run)
         thread.start()
         try:
-            yield Node(host, pool, tmp_path)
+            yield Node(host, thread, pool, tmp_path)
         finally:
             host.stop()
             thread.join(20)
@@ -120,6 +121,16 @@ def test_a_lease_that_is_asked_for_is_given_back_and_its_models_return_with_the_
     assert wait_until(lambda: not node.ready(model), timeout_s=5)
     node.devices()
     assert wait_until(lambda: node.ready(model), timeout_s=10)
+
+
+def test_a_process_that_began_on_a_device_ends_after_its_lease(node: Node) -> None:
+    node.devices()
+    assert wait_until(lambda: node.host.placement is not None, timeout_s=10)
+    node.host.loader.cuda_tried = True  # as after a model on CUDA
+    (lease,) = node.pool.snapshot().leases
+    node.pool.revoke(lease.lease_id, "the test takes it")
+    assert wait_until(lambda: not node.thread.is_alive(), timeout_s=10)
+    assert node.host.served.nodes() == []
 
 
 def test_a_copy_that_takes_more_than_its_word_and_a_damaged_one_are_not_kept(

@@ -30,6 +30,7 @@ from tritonclient.utils import InferenceServerException
 from pipeline.gpu.pool import Pool
 from pipeline.service.access.keys import SenderKeys
 from pipeline.settings import Settings
+from pipeline.workers.intake.bodies import MAX_BODY
 
 pytestmark = pytest.mark.long
 NAMED = "import os, socket\nif name := os.environ.get('TEST_NODE'):\n    socket.gethostname = lambda: name\n"
@@ -192,7 +193,7 @@ def test_a_model_on_b_answers_through_a_and_moves_when_b_dies(nodes: Nodes, logw
     assert [one.decode() for one in said.reshape(-1)] == ["ä", "b"]
 
     refuse_strangers_and_nonsense(nodes)
-    show_a_damaged_model(nodes, logweir)
+    say_why_a_model_waits(nodes, logweir)
 
     os.killpg(nodes.processes["b"].pid, signal.SIGKILL)
     nodes.processes["b"].wait()
@@ -259,22 +260,25 @@ def refuse_strangers_and_nonsense(nodes: Nodes) -> None:
         assert status == 400 and said in answer["error"], answer
     assert nodes.asked("a", "/v2/models/double/versions/9/infer", "ours", json_input([1, 2]))[0] == 404
     assert nodes.asked("a", "/v3", "ours")[0] == 404
+    assert nodes.asked("a", infer, "ours", b" " * (MAX_BODY + 1))[0] == 413
+    with pytest.raises(InferenceServerException, match=r"504.*did not answer in time"):
+        nodes.client("b").infer("double", [an_input([[1, 2]])], timeout=1, headers=nodes.headers("ours"))
     with pytest.raises(InferenceServerException, match="no input 'z'"):
         wrong = triton.InferInput("z", [1, 2], "FP32")
         wrong.set_data_from_numpy(np.zeros((1, 2), np.float32))
         nodes.client("a").infer("double", [wrong], headers=nodes.headers("ours"))
 
 
-def show_a_damaged_model(nodes: Nodes, logweir: Verb) -> None:
-    """It is tried again after a pause that grows, and says so to people and to clients."""
-    put(logweir, "broken", b"no model", nodes.folder, "--memory", "20MiB")
-    assert wait_until(lambda: "onnxruntime refuses the file" in row(logweir, "broken")["why"], timeout_s=10)
-    assert wait_until(
-        lambda: nodes.asked("a", "/v2/models/broken/infer", "ours", json_input([1, 2]))[0] == 503,
-        timeout_s=15,
-    )
-    assert nodes.asked("a", "/v2/models/broken/ready", "ours")[0] == 400
-    shown = logweir("gpu", "models").out
-    assert "broken v1" in shown and "tries again in" in shown
-    assert logweir("gpu", "models", "remove", "broken").code == 0
-    assert logweir("gpu", "models", "remove", "broken").code == 2
+def say_why_a_model_waits(nodes: Nodes, logweir: Verb) -> None:
+    """To people and to clients alike."""
+    put(logweir, "large", multiplying(1.0), nodes.folder, "--memory", "900MiB")
+    why = "it needs 900 MiB, and the largest lease has 300 MiB (gpu_serve_mib)"
+    assert row(logweir, "large")["why"] == why
+    assert why in logweir("gpu", "models").out
+    status, answer = nodes.asked("a", "/v2/models/large/infer", "ours", json_input([1, 2]))
+    assert (status, answer["error"]) == (503, f"large is not ready: {why}")
+    assert nodes.asked("a", "/v2/models/large/ready", "ours") == (400, answer)
+    index = nodes.asked("b", "/v2/repository/index", "ours", b"")[1]
+    assert {"name": "large", "version": "1", "state": "UNAVAILABLE", "reason": why} in index
+    assert logweir("gpu", "models", "remove", "large").code == 0
+    assert logweir("gpu", "models", "remove", "large").code == 2
