@@ -122,7 +122,8 @@ def _missing(console: Console, extra: str, so: str) -> list[str]:
 
 def _show_serving(console: Console, address: str, *, serves: bool) -> None:
     if serves:
-        console.print(f"  models:      {address}/v2", markup=False, soft_wrap=True)
+        at = Listener.parse(address, setting="gpu_serve").address
+        console.print(f"  models:      {at}/v2", markup=False, soft_wrap=True)
     else:
         remark(console, "gpu_serve is set, and no model is served here: this machine has no GPU")
 

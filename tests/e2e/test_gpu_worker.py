@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,10 +173,24 @@ def test_a_gpu_whose_cuda_does_not_start_costs_neither_lines_nor_the_model(
     assert rows["score"].null_count() == 0, "a model was trained, and every line scored, on the CPU"
 
 
-def test_an_agent_that_keeps_dying_is_given_up_and_the_stack_goes_on(tmp_path: Path) -> None:
+def test_an_agent_that_keeps_dying_is_given_up_and_the_stack_goes_on(
+    tmp_path: Path,
+) -> None:
     driver = Driver(tmp_path)
     driver.devices(Gpu(A))
-    with running(seen(driver)) as up:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        serve = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with running({**seen(driver), "LOGWEIR_GPU_SERVE": serve}) as up:
+        assert up.facts["serve"] == serve
+
+        def leased() -> bool:
+            try:
+                with urllib.request.urlopen(f"{serve}/v2/health/ready", timeout=10) as answer:
+                    return bool(answer.status == 200)
+            except OSError:
+                return False
+
+        until(leased, what="the process that serves models has its lease")
 
         def agent() -> int:
             return int(json.loads((up.data / "stack.json").read_text())["workers"].get("agent", 0))

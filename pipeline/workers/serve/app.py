@@ -132,7 +132,7 @@ class ServeApp:
             body = await receive_body(
                 request.stream(), encoding=headers.get("content-encoding", "identity").lower(), share=share
             )
-            wanted_us = timeout_us(body, header)
+            wanted_us = await asyncio.to_thread(timeout_us, body, header)
             end = began + (DEADLINE_S if wanted_us is None else min(LONGEST_S, wanted_us / 1e6))
             question = ModelQuestion(
                 model=question.model, headers=question.headers, body=body, relayed=question.relayed, end=end

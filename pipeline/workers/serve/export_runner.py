@@ -5,6 +5,7 @@ without a calibration), `anomalous`, and `reasons`, joined by commas.
 """
 
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -41,6 +42,7 @@ class ExportRunner:
         with tempfile.TemporaryDirectory(dir=file.parent) as folder:
             unpack_archive(file, Path(folder), what="the export")
             self.export = ExportedModel(Path(folder), device)
+        self._turn = threading.Lock()  # masks and templates remember what they have seen
         self.platform = f"logweir, {device.partition(':')[0]}"
         self.inputs: tuple[TensorSpec, ...] = INPUTS
         self.outputs: tuple[TensorSpec, ...] = OUTPUTS
@@ -56,7 +58,8 @@ class ExportRunner:
                 )
             columns["level"] = _texts(inputs["level"])
         rows = pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
-        judged = judge_records(rows, self.export)
+        with self._turn:
+            judged = judge_records(rows, self.export)
         reasons = np.empty(judged.height, np.dtype("O"))
         reasons[:] = [",".join(one or ()).encode() for one in judged["reasons"].to_list()]
         found: dict[str, Array] = {

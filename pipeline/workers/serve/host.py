@@ -8,7 +8,7 @@ requests that run end, the models go, and the node asks for another lease.
 import os
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Final
 
@@ -162,7 +162,10 @@ class ModelHost:
         with suppress(RedisUnavailable, redis.RedisError):
             self._report(None)
         within_s = 0.0 if using.lost.is_set() else LEAVE_S
-        if not placement.leave(within_s):
+        loading = [] if self._loading is None else [self._loading]
+        left = not placement.leave(within_s)
+        self.loader.runners.clear()  # a request that goes on has its own
+        if left or wait(loading, within_s).not_done:
             using.dirty()  # its part stays taken until this process ends
             logger().warning(
                 "serve.requests_left", why=f"they went on for {within_s:g} s after the lease's end"

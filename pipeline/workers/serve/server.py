@@ -35,6 +35,7 @@ from pipeline.workers.serve.app import ServeApp
 from pipeline.workers.serve.desk import ModelDesk
 from pipeline.workers.serve.host import ModelHost
 from pipeline.workers.sockets import listener_socket
+from pipeline.workers.stack.data_dir import called
 from pipeline.workers.tethered import tether
 
 ROLE: Final = "serve"
@@ -67,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     host = ModelHost(
         Pool(client, settings),
         settings,
-        name=f"{name}@{this_node()}",
+        name=called(settings, name, embedded=bool(supervised)),
         url=node_url(listener, opened.getsockname()[1]),
     )
     try:
