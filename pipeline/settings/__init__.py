@@ -338,6 +338,9 @@ class GpuSettings(Group, frozen=True, rename=lambda name: f"gpu_{name}"):
     ] = ""
     serve_mib: Annotated[int, says("memory that the process which serves models leases", 1, TIB_MIB)] = 4_096
     infer_mib: Annotated[int, says("memory that a scoring process leases", 1, TIB_MIB)] = 2_048
+    infer_processes: Annotated[
+        int, says("scoring processes of `logweir up`, at most one per GPU or MIG slice", 1, 64)
+    ] = 4
     idle_s: Annotated[float, says("idle time before a scoring process returns its GPU", 0.1, DAY_S)] = 60.0
     yield_s: Annotated[float, says("time to return a lease before it is revoked", 0.1, DAY_S)] = 150.0
     tenants: Annotated[

@@ -12,12 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Final, Protocol
 
 from pipeline.errors import BadInput, DeviceFailed, LeaseRefused, LogweirError, RedisUnavailable
 from pipeline.gpu.leasing.renewal import LeaseInUse
 from pipeline.gpu.node.host_lock import HOST_DIRECTORY, host_lock
 from pipeline.gpu.node.inventory import this_node
+from pipeline.gpu.policy.scoring import scoring_device
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import LeaseMode, PoolLease, scoring_need
 from pipeline.logs import logger
@@ -113,6 +115,7 @@ class GpuShare:
         self.place = place
         self.clock = clock
         self.need = scoring_need(settings, node=this_node())
+        self.several = settings.gpu.infer_processes > 1  # on this machine, with a device each
         self.idle_s = settings.gpu.idle_s
         self.ttl_s = settings.internal.lease_ttl_ms / 1000
         self._turn = threading.Lock()  # held while a batch is in hand, or while the device is given back
@@ -195,7 +198,7 @@ class GpuShare:
         self._keep()
         self.place.prepare()
         start = self.clock()
-        lease = self.pool.request(self.need, holder=self.holder)
+        lease = self._lease_of_own()
         metrics.lease_waited("share", self.clock() - start)
         self._broken = self._lost_at = None
         self._held = self._lease.enter_context(self.pool.holding(lease))  # from here on the keeper sees it
@@ -207,6 +210,15 @@ class GpuShare:
         self._touching = True
         self.place.begin(lease)
         logger(token=lease.token, device=lease.parts[0].uuid).info("share.taken")
+
+    def _lease_of_own(self) -> PoolLease:
+        """Of a device without another scoring process, else of any. Raises as `Pool.request` does."""
+        if self.several and (device := scoring_device(self.pool.snapshot(), self.need, self.holder)):
+            try:
+                return self.pool.request(replace(self.need, device=device), holder=self.holder)
+            except LeaseRefused:  # it was taken meanwhile
+                pass
+        return self.pool.request(self.need, holder=self.holder)
 
     def _over(self) -> bool:
         renewal = self._held

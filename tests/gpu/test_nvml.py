@@ -20,7 +20,7 @@ from pipeline.errors import NoDriver
 from pipeline.gpu.node import probe
 from pipeline.gpu.node.inventory import NO_SLICES, devices, schedulable_mib
 from pipeline.gpu.node.nvml import Nvml
-from pipeline.gpu.node.probe import has_devices
+from pipeline.gpu.node.probe import has_devices, shown_devices
 from pipeline.gpu.node.readings import DriverEvent, MachineReading, Reading
 from pipeline.gpu.values import Process
 
@@ -241,6 +241,14 @@ def test_schedulable_is_total_less_reserved_less_headroom_and_never_negative(
 
 def test_a_machine_with_a_gpu_has_devices(driver: Driver) -> None:
     assert has_devices() is True
+
+
+def test_slices_are_counted_in_place_of_their_gpu(driver: Driver) -> None:
+    slices = (Gpu("MIG-1", total=4_864), Gpu("MIG-2", total=4_864))
+    driver.devices(Gpu("GPU-a", slices=slices), Gpu("GPU-b"), Gpu("GPU-c", mig=True))
+    assert shown_devices() == 3
+    driver.devices(Gpu("GPU-c", mig=True))
+    assert (shown_devices(), has_devices()) == (0, True), "its slices may come later"
 
 
 def test_a_machine_without_gpus_has_none(driver: Driver) -> None:

@@ -11,6 +11,7 @@ from polling import Clock, wait_until
 from pool_devices import put_devices
 
 from pipeline.errors import DeviceFailed, LeaseRefused, LogweirError, RedisUnavailable
+from pipeline.gpu.policy.scoring import scoring_device
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import LeaseMode, Need, PoolLease
 from pipeline.messages.app import make_app
@@ -20,6 +21,7 @@ from pipeline.tasks import share as module
 from pipeline.tasks.context import Context
 from pipeline.tasks.loaded import WorkerProfile
 from pipeline.tasks.share import GpuShare, ended_after_loss, enrol, host_locks
+from pipeline.workers.stack.stack import Stack
 
 ALONE = Need(mode=LeaseMode.EXCLUSIVE)
 
@@ -112,6 +114,49 @@ def test_one_lease_serves_many_batches_and_the_device_is_begun_once(
     (lease,) = pool.snapshot().leases
     assert (lease.holder, lease.parts[0].memory_mib, lease.need.preemptible) == ("scorer", 2_000, True)
     assert lease.pids, "the pool knows which process to look for on the device"
+
+
+def test_scoring_processes_of_one_machine_take_a_device_each_while_there_is_one(
+    pool: Pool, small: Settings, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GpuShare, "_keep", lambda self: None)
+    put_devices(pool, n=3, mib=8_000, node=module.this_node(), clear_quarantine=False)
+    names = ("infer-gpu.cuda@h:1", "infer-gpu-2.cuda@h:2", "infer-gpu-3.cuda@h:3", "infer-gpu-4.cuda@h:4")
+    made = [GpuShare(pool, small, holder=name, place=DeviceUser(), clock=clock) for name in names]
+    snapshot = pool.snapshot()
+    at_once = {scoring_device(snapshot, one.need, one.holder) for one in made[:3]}
+    assert len(at_once) == 3, "also those that ask in the same moment"
+    assert all(batch(one) for one in made)
+    used = [lease.parts[0].uuid for lease in pool.snapshot().leases]
+    assert len(used) == 4 and len(set(used)) == 3, "the fourth one shares"
+    assert scoring_device(pool.snapshot(), made[3].need, made[3].holder) == ""
+    for one in made:
+        one.close()
+
+
+@pytest.mark.parametrize(
+    ("shown", "wanted", "scoring"), [(1, 4, 1), (8, 4, 4), (2, 64, 2), (0, 4, 1), (3, 1, 1)]
+)
+def test_a_stack_starts_a_scoring_process_for_each_device(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, shown: int, wanted: int, scoring: int
+) -> None:
+    stack = Stack(settings.replace(gpu_infer_processes=wanted))
+    started: list[tuple[list[str], Path]] = []
+    monkeypatch.setattr(stack, "_popen", lambda command, log, fds: started.append((command[2:], log)))
+    stack._with_gpu, stack._devices = True, shown
+    stack._start_gpu()
+    names = ["infer-gpu", *(f"infer-gpu-{n}" for n in range(2, scoring + 1))]
+    assert [(words, log.stem) for words, log in started] == [
+        (["pipeline.workers.agent", "agent"], "agent"),
+        *((["pipeline.workers.gpu", name], name) for name in names),
+    ]
+
+
+def test_one_scoring_process_leaves_the_choice_to_packing(pool: Pool, small: Settings, clock: Clock) -> None:
+    one = GpuShare(pool, small.replace(gpu_infer_processes=1), holder="one", place=DeviceUser(), clock=clock)
+    assert batch(one)
+    assert pool.snapshot().leases[0].need.device == ""
+    one.close()
 
 
 def test_a_batch_in_hand_is_finished_before_the_device_is_given_back(

@@ -16,16 +16,35 @@ PROBE: Final = """
 import json, pynvml as n
 n.nvmlInit()
 v = n.nvmlSystemGetDriverVersion()
-print(json.dumps([n.nvmlDeviceGetCount(), v.decode() if isinstance(v, bytes) else v]))
+def devices(index):
+    try:
+        gpu = n.nvmlDeviceGetHandleByIndex(index)
+        if not n.nvmlDeviceGetMigMode(gpu)[0]:
+            return 1
+        most = n.nvmlDeviceGetMaxMigDeviceCount(gpu)
+    except n.NVMLError:
+        return 1
+    found = 0
+    for slice in range(most):
+        try:
+            n.nvmlDeviceGetMigDeviceHandleByIndex(gpu, slice)
+            found += 1
+        except n.NVMLError:
+            pass
+    return found
+count = n.nvmlDeviceGetCount()
+shown = v.decode() if isinstance(v, bytes) else v
+print(json.dumps([count, shown, sum(map(devices, range(count)))]))
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """`trouble`: "" or why the installed driver could not be asked."""
+    """`count` GPUs. `devices`: MIG slices in place of a split GPU. `trouble`: "" or why the driver failed."""
 
     driver: str = ""
     count: int = 0
+    devices: int = 0
     trouble: str = ""
 
 
@@ -57,17 +76,22 @@ def probe_devices(timeout_s: float = 5.0) -> Probed | None:
         threading.Thread(target=child.communicate, name="nvml-probe", daemon=True).start()
         return Probed(trouble=f"the driver did not answer within {timeout_s:g} s")
     try:
-        count, driver = json.loads(output)
-        return Probed(driver=str(driver), count=int(count))
+        count, driver, devices = json.loads(output)
+        return Probed(driver=str(driver), count=int(count), devices=int(devices))
     except (ValueError, TypeError):
         return Probed(trouble="the driver does not work")
 
 
 def has_devices(timeout_s: float = 5.0) -> bool:
     """True when the driver of this machine shows a GPU; a driver that fails is logged and shows none."""
+    return shown_devices(timeout_s) is not None
+
+
+def shown_devices(timeout_s: float = 5.0) -> int | None:
+    """How many GPUs and MIG slices the driver shows; None as where `has_devices` is False."""
     found = probe_devices(timeout_s)
     if found is not None and found.trouble:
         logger().warning(
             "gpu.driver_fails", why=f"{found.trouble}; start again when `nvidia-smi` lists a GPU"
         )
-    return found is not None and found.count > 0
+    return found.devices if found is not None and found.count > 0 else None

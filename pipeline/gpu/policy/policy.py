@@ -101,15 +101,23 @@ def open_to_shared(snapshot: Snapshot, need: Need) -> bool:
         return False
     if exhausted(snapshot.tenants.get(need.tenant)):
         return False
+    if need.devices > 1:
+        return len(_less_reserved(snapshot).best_fit(need)) == need.devices
+    # Which device it would be is of no interest here, and costs more.
+    return any(one.matches(need) and one.fits(need) for one in not_reserved(snapshot, need))
+
+
+def not_reserved(snapshot: Snapshot, need: Need) -> list[Capacity]:
+    """The devices outside the reservation that the need may name, large and free enough or not."""
+    return [one for one in _less_reserved(snapshot).candidates(need) if not one.reserved]
+
+
+def _less_reserved(snapshot: Snapshot) -> Capacities:
     capacities = Capacities(snapshot)
     if snapshot.reservation is not None:
         named = (capacities.by_uuid.get(uuid) for uuid in dict.fromkeys(snapshot.reservation.uuids))
         capacities.reserve([one for one in named if one is not None])
-    if need.devices > 1:
-        return len(capacities.best_fit(need)) == need.devices
-    # Which device it would be is of no interest here, and costs more.
-    there = capacities.candidates(need)
-    return any(not one.reserved and one.matches(need) and one.fits(need) for one in there)
+    return capacities
 
 
 def served(snapshot: Snapshot, need: Need) -> bool:

@@ -23,7 +23,7 @@ import redis
 
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import RedisUnavailable, StackFailed
-from pipeline.gpu.node.probe import has_devices
+from pipeline.gpu.node.probe import shown_devices
 from pipeline.gpu.policy.fairness import parse_tenants
 from pipeline.logs import logger
 from pipeline.observe.presence import Presence
@@ -53,7 +53,7 @@ from pipeline.workers.stack.sidecars import Sidecars
 
 READY_S: Final = 60.0
 ASK_S: Final = 1.0  # a Redis that hangs must not hang the supervisor
-# Roles with a module of their own, and what it is called with; the others share one.
+# Roles with a module of their own, and what it is called with, its name first; the others share one.
 MODULES: Final = {
     "train": ("train", ["train", "cpu"]),
     "train-gpu": ("train", ["train", "cuda"]),
@@ -103,6 +103,7 @@ class Stack:
         self.ready_s = 0.0
         self.stop_s = STOP_S  # how long processes may take to end, before they are killed
         self._with_gpu = False
+        self._devices: int | None = None
         self._with_flower = flower
         self._with_metrics = metrics
         self._with_intake = intake and bool(settings.intake.listeners)
@@ -140,8 +141,8 @@ class Stack:
                 self._open_api()
             outlive(self.settings.data.dir)
             self._start_redis()
-            with_gpu = self.settings.gpu.agent and has_devices()
-            for role, name in self._roles(gpu=with_gpu):
+            self._devices = shown_devices() if self.settings.gpu.agent else None
+            for role, name in self._roles(gpu=self._devices is not None):
                 self.children.append(self._spawn(role, name, Restarts()))
             self._wait_ready()
         except BaseException:
@@ -211,6 +212,8 @@ class Stack:
 
     def _spawn(self, role: str, name: str, deaths: Rule) -> Child[Rule]:
         module, args = MODULES.get(role, ("cpu", [role, name]))
+        if role in MODULES:
+            args = [name, *args[1:]]
         logs = self.settings.data.dir / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         log = logs / f"{name}.log"
@@ -225,12 +228,13 @@ class Stack:
         return [*self.children, *self.gpu]
 
     def _start_gpu(self) -> None:
-        """The agent of this machine's GPUs, a process that scores on one, and those that are asked for."""
+        """The agent of this machine's GPUs, a process that scores for each, and those that are asked for."""
         if self._with_gpu:
-            jobs = ("gpu-jobs",) if self.settings.gpu.jobs else ()
-            serve = ("serve",) if self._with_serve else ()
-            roles = ("agent", "infer-gpu", *jobs, *serve)
-            self.gpu = [self._spawn(role, role, Crashes()) for role in roles]
+            scoring = min(self.settings.gpu.infer_processes, max(1, self._devices or 1))
+            jobs = [("gpu-jobs", "gpu-jobs")] if self.settings.gpu.jobs else []
+            serve = [("serve", "serve")] if self._with_serve else []
+            roles = [("agent", "agent"), *_several("infer-gpu", scoring), *jobs, *serve]
+            self.gpu = [self._spawn(role, name, Crashes()) for role, name in roles]
 
     def _check_gpu(self) -> None:
         """Restart what died; what keeps dying is given up, once and for all, and the CPU does its work."""
