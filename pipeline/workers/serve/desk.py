@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -226,12 +227,19 @@ class ModelDesk:
             raise ServeRefused(503, f"{MOST_WAITING} requests wait already; ask again", retry_after_s=1)
         self._waiting += 1
         loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._threads, self._work, question, work)
-        future.add_done_callback(self._ended)
+        running = self._threads.submit(self._work, question, work)
+
+        def ended(_: object) -> None:
+            with suppress(RuntimeError):  # the process ends
+                loop.call_soon_threadsafe(self._count_off)
+
+        running.add_done_callback(ended)
+        future = asyncio.wrap_future(running)
+        future.add_done_callback(_read)
         try:
             return await asyncio.wait_for(asyncio.shield(future), max(question.left_s, 0.001))
         except TimeoutError:
-            future.cancel()  # one that has begun goes on, and counts until it ends
+            running.cancel()  # one that has begun goes on, and counts until it ends
             raise ServeRefused(
                 504, f"{question.model.name} did not answer in time; ask for less at a time"
             ) from None
@@ -242,10 +250,8 @@ class ModelDesk:
         except RedisUnavailable as exc:
             raise ServeRefused(503, f"{exc}; ask again", retry_after_s=1) from exc
 
-    def _ended(self, future: "asyncio.Future[Any]") -> None:
+    def _count_off(self) -> None:
         self._waiting -= 1
-        if not future.cancelled():
-            future.exception()  # one that came too late has no reader
 
     def _work(self, question: ModelQuestion, work: Callable[[Runner], T]) -> T:
         placement = self.host.placement
@@ -266,8 +272,10 @@ class ModelDesk:
                 by=self.host.name, timeout_s=max(question.left_s, 0.1),
             )  # fmt: skip
 
+        future = asyncio.get_running_loop().run_in_executor(self._relays, send)
+        future.add_done_callback(_read)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._relays, send)
+            return await asyncio.wait_for(asyncio.shield(future), max(question.left_s, 0.1))
         except TimeoutError:
             raise ServeRefused(504, f"{node.name} did not answer in time; ask for less at a time") from None
 
@@ -279,3 +287,9 @@ class ModelDesk:
     def _versions(view: Pending, tenant: str, name: str, version: str | None) -> list[ServedModel]:
         found = view.versions(tenant, name)
         return found if version is None else [one for one in found if str(one.version) == version]
+
+
+def _read(future: "asyncio.Future[Any]") -> None:
+    """Takes the fault of a request that came too late and has no reader any more."""
+    if not future.cancelled():
+        future.exception()

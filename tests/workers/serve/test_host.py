@@ -1,7 +1,10 @@
 """One node in this process: its lease, and what it loads and unloads under it."""
 
+import asyncio
+import json
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +25,11 @@ from pipeline.gpu.served import ModelFormat, ServedModel
 from pipeline.gpu.values import LeaseMode, Need
 from pipeline.service.gpu import remove_model, serve_model
 from pipeline.settings import Settings
+from pipeline.workers.serve import desk as desk_module
 from pipeline.workers.serve import host as host_module
+from pipeline.workers.serve.desk import ModelDesk, ModelQuestion, ServeRefused
 from pipeline.workers.serve.host import ModelHost
+from pipeline.workers.serve.tensors import InferAnswer, TensorSpec
 
 CONTEXT_MIB = 512
 
@@ -156,3 +162,53 @@ def test_a_copy_that_takes_more_than_its_word_and_a_damaged_one_are_not_kept(
     first = until_ms()
     assert wait_until(lambda: until_ms() > first, timeout_s=5), "it is tried again"
     assert [entry.state for entry in node.host.look().loaded] == [LoadState.READY]
+
+
+class Slow:
+    """A model that answers once `go` is set."""
+
+    platform = "slow"
+    inputs = outputs = (TensorSpec(name="x", datatype="FP32", shape=(-1,)),)
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+
+    def run(self, inputs: Mapping[str, Any], outputs: Sequence[str]) -> Mapping[str, Any]:
+        self.go.wait(30)
+        return inputs
+
+    def close(self) -> None:
+        self.go.set()
+
+
+def test_requests_beyond_the_bound_are_refused_at_once_and_one_that_is_late_goes_on_counting(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk_module, "MOST_WAITING", 2)
+    node.devices()
+    model = node.put("m", 20)
+    assert wait_until(lambda: node.ready(model), timeout_s=10)
+    slow = Slow()
+    node.host.loader.runners[model.model.key] = slow
+    body = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]}).encode()
+
+    async def story() -> None:
+        desk = ModelDesk(node.host)
+        late = ModelQuestion(model=model, headers={}, body=body, end=time.monotonic() + 0.2)
+        with pytest.raises(ServeRefused, match="did not answer in time") as refused:
+            await desk.infer(late, None)
+        assert refused.value.status == 504
+        question = ModelQuestion(model=model, headers={}, body=body)
+        others = [asyncio.create_task(desk.infer(question, None)) for _ in range(desk_module.THREADS + 1)]
+        await asyncio.sleep(0.05)
+        with pytest.raises(ServeRefused, match="2 requests wait already") as refused:
+            await desk.infer(question, None)
+        assert (refused.value.status, refused.value.headers) == (503, {"Retry-After": "1"})
+        assert not node.host.placement.leave(0), "a model in use is not unloaded"  # type: ignore[union-attr]
+        slow.go.set()
+        for answer in await asyncio.gather(*others):
+            assert isinstance(answer, InferAnswer)
+            assert json.loads(answer.body)["outputs"][0]["data"] == [1.0]
+        desk.close()
+
+    asyncio.run(story())
