@@ -95,6 +95,8 @@ def first_mistake(exc: RequestValidationError) -> str:
     place = ".".join(str(part) for part in first["loc"] if part not in ("query", "path", "body"))
     given = str(first.get("input", ""))[:80]
     message = str(first["msg"])
+    if first["type"] == "missing":
+        return f"{place or 'the body'} is required; give it"
     return f"{place or 'the body'}: {message[:1].lower()}{message[1:]}, not {given!r}"
 
 

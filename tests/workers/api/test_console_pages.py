@@ -17,6 +17,7 @@ from api_process import Console, Form, console
 from pool_devices import put_devices
 from small_bundles import ONE, TWO, put
 
+from pipeline.drain.templates import Template, pack_template
 from pipeline.gpu.pool import Pool
 from pipeline.ledger.ledger import Ledger
 from pipeline.marks.marks import State, Target
@@ -317,12 +318,21 @@ def test_scopes_decide_what_is_seen_and_done(place: Place) -> None:
         SenderKeys(place.client, place.settings).revoke(name)
 
 
-def test_a_key_of_some_workloads_sees_these_alone(place: Place) -> None:
+def test_a_key_of_some_workloads_sees_these_alone(place: Place, local: Person) -> None:
     narrow = place.person("narrow", "read", only=("shop/web",))
     for path in ("/learning", "/pipeline", "/pipeline/moving", "/gpu", "/gpu/now"):
         assert narrow.see(path)[0] == 403, path
     for path in ("/compare", "/rates", f"/sessions?key={TRACE}", "/sessions"):
         assert "shop/db" not in narrow.page(path), path
+    page = narrow.page("/patterns/T2?workload=shop/web")
+    for hidden in ("/learning", "/pipeline", "/gpu"):
+        assert f'href="{hidden}"' not in page, hidden
+    texts = Keys(place.settings.redis.key_prefix).templates
+    other = Template(template_id=77, text="words of shop/db alone", severe=False, workload="shop/db")
+    place.client.hset(texts, "77", pack_template(other))
+    assert other.text in local.page("/patterns/T77")
+    assert other.text not in (refused := narrow.see("/patterns/T77"))[1] and refused[0] == 404
+    place.client.hdel(texts, "77")
     assert "1,250" in narrow.page("/rates") and "10.0.0.7" not in narrow.page("/send?how=vector")
     SenderKeys(place.client, place.settings).revoke("narrow")
 

@@ -65,7 +65,7 @@ async def strip_piece(request: Request, visitor: See) -> Response:
 
     async def facts() -> dict[str, Any]:
         status, rates = await the_status(request), await _last_hour(request, visitor)
-        return {"facts": strip_facts(status, rates), "status": status}
+        return {"facts": strip_facts(status, rates, visitor.asker.only), "status": status}
 
     return await shared_page(request, visitor, "strip.html", facts, fresh_s=STRIP_FRESH_S)
 
@@ -86,7 +86,7 @@ async def _facts_of_now(request: Request, visitor: Visitor) -> dict[str, Any]:
         "newest": None if rates.workloads else await newest_span(request, visitor),
         "ended": [row for row in rows if row.state not in (*ATTENTION, "snoozed", "silenced")][:ENDED],
         "fresh": fresh,
-        "facts": strip_facts(status, rates),
+        "facts": strip_facts(status, rates, visitor.asker.only),
         "trend": total([one.trend for one in rates.workloads]) if rates.workloads else [],
         "rates": rates,
         "status": status,
@@ -95,11 +95,14 @@ async def _facts_of_now(request: Request, visitor: Visitor) -> dict[str, Any]:
     }
 
 
-def strip_facts(status: StackStatus, rates: RateTable) -> list[tuple[str, str, str]]:
-    """(name, value, class) of the figures that say whether answers can be trusted."""
+def strip_facts(
+    status: StackStatus, rates: RateTable, only: tuple[str, ...] = ()
+) -> list[tuple[str, str, str]]:
+    """(name, value, class) of the figures that say whether answers can be trusted. `only`: the workloads that
+    the key sees."""
     lines = sum(sum(one.trend[-2:]) for one in rates.workloads)
     latest = lines / max(1.0, (utc_now() - rates.until + 2 * PART).total_seconds())
-    warming = sum(one.warming for one in status.workloads.values())
+    warming = sum(one.warming for name, one in status.workloads.items() if not only or covers(only, name))
     late = status.batches
     made = status.model.published_ms / 1000 if status.model else None
     found = [
@@ -113,7 +116,7 @@ def strip_facts(status: StackStatus, rates: RateTable) -> list[tuple[str, str, s
     ]
     if warming:
         found.append(("not judged yet", f"{warming:,} lines", "warn"))
-    if status.dead["batches"]:
+    if status.dead["batches"] and not only:
         found.append(("dead letters", f"{status.dead['batches']:,}", "bad"))
     return found
 

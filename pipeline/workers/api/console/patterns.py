@@ -110,7 +110,8 @@ async def template_page(
     if not page.patterns and not told:
         # It may have lines at other times: the page says so, and offers a longer span.
         longer = replace(asked, since=time_of("30d", span.until), until=span.until)
-        if text is None and not (await some_patterns(request, longer)).patterns:
+        # The text of a pattern in other workloads has their words.
+        if (text is None or asked.only) and not (await some_patterns(request, longer)).patterns:
             raise NotFound(f"there is no pattern T{number}, or none whose workload you see")
     marks = await the_marks(request)
     return render(
