@@ -324,6 +324,9 @@ def test_a_key_of_some_workloads_sees_these_alone(place: Place, local: Person) -
         assert narrow.see(path)[0] == 403, path
     for path in ("/compare", "/rates", f"/sessions?key={TRACE}", "/sessions"):
         assert "shop/db" not in narrow.page(path), path
+    # A piece that asks again by itself stays where it is, and the refusal is a note.
+    _, headers, _ = place.console.ask("/pipeline/moving", Cookie=narrow.cookie, Hx_Request="true")
+    assert (headers["hx-retarget"], headers["hx-reswap"]) == ("#toasts", "beforeend")
     page = narrow.page("/patterns/T2?workload=shop/web")
     for hidden in ("/learning", "/pipeline", "/gpu"):
         assert f'href="{hidden}"' not in page, hidden

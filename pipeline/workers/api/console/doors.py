@@ -142,6 +142,11 @@ def failure_page(request: Request, status: int, sentence: str) -> Response:
     if status == 500:
         logger().error("console.failed", path=request.url.path, why=sentence)
     if request.headers.get("hx-request"):
-        return render(request, None, "toast.html", text=sentence, undo=None, bad=True)
+        answer = render(request, None, "toast.html", text=sentence, undo=None, bad=True)
+        # A piece that asks again by itself must stay on the page.
+        answer.headers.update(
+            {"HX-Retarget": "#toasts", "HX-Reswap": "beforeend", "HX-Reselect": "[data-toast]"}
+        )
+        return answer
     title = TITLES.get(status, "It did not work")
     return render(request, None, "error.html", code=status, status=status, title=title, sentence=sentence)
