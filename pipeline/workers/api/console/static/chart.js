@@ -10,6 +10,15 @@ window.logweirCharts = (root) => {
     const band = (place.dataset.high || "").split(",").filter(Boolean).map(Number);
     const floor = (place.dataset.low || "").split(",").filter(Boolean).map(Number);
     const edge = { stroke: color("--soft"), width: 1, dash: [4, 4], points: { show: false }, paths: uPlot.paths.stepped({ align: 1 }) };
+    const zone = localStorage.getItem("logweir-zone") === "local" ? undefined : "UTC";
+    // As the pages write times: 24 hours, and the day before the month.
+    const clock = (chart, splits, axis, space, step) => splits.map((at, n) => {
+      const moment = new Date(at * 1e3), day = moment.toLocaleDateString("en-GB", { day: "numeric", month: "short", timeZone: zone });
+      const before = n && new Date(splits[n - 1] * 1e3).toLocaleDateString("en-GB", { day: "numeric", month: "short", timeZone: zone });
+      if (step >= 86400) return day;
+      const hour = moment.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", ...(step < 60 ? { second: "2-digit" } : {}), timeZone: zone });
+      return day === before ? hour : `${hour}\n${day}`;
+    });
     const times = values.map((_, at) => begin + at * step);
     const zoom = (chart) => {
       const { left, width } = chart.select;
@@ -25,10 +34,10 @@ window.logweirCharts = (root) => {
       cursor: { drag: { setScale: false, x: true, y: false } },
       scales: { x: { time: true } }, hooks: { setSelect: [zoom] },
       axes: [
-        { stroke: color("--soft"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") } },
+        { stroke: color("--soft"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") }, values: clock, space: 70 },
         { stroke: color("--soft"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") }, size: 60 },
       ],
-      tzDate: localStorage.getItem("logweir-zone") === "local" ? undefined : (at) => uPlot.tzDate(new Date(at * 1e3), "Etc/UTC"),
+      tzDate: zone === undefined ? undefined : (at) => uPlot.tzDate(new Date(at * 1e3), "Etc/UTC"),
       series: [{}, { label: place.dataset.label, stroke: color("--accent"), fill: color("--blue-bg"), paths: uPlot.paths.bars({ size: [0.9, 60] }), points: { show: false } },
         ...(band.length ? [{ ...edge, label: "usual at most" }, { ...edge, label: "usual at least" }] : [])],
       bands: band.length ? [{ series: [2, 3], fill: color("--line") + "80" }] : [],
