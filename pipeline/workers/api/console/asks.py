@@ -159,12 +159,13 @@ async def some_patterns(
     return await api.shared.ask(("patterns", *question), partial(api.stored, None, ask), fresh_s=fresh_s)
 
 
-async def newest_span(request: Request, visitor: Visitor) -> Span | None:
-    """The day that ends with the newest stored line, None where nothing is stored."""
+async def newest_span(request: Request, visitor: Visitor, looked_at: Span | None = None) -> Span | None:
+    """The day that ends with the newest stored line, None where nothing is stored, and where the line lies in
+    the span that was looked at: another day has nothing newer."""
     api, only = api_of(request), visitor.asker.only
     ask = partial(last_stored, only=only)
     last = await api.shared.ask(("newest", only), partial(api.stored, None, ask), fresh_s=STORED_FRESH_S)
-    if last is None:
+    if last is None or (looked_at is not None and looked_at.since <= last < looked_at.until):
         return None
     until = last.replace(microsecond=0) + timedelta(seconds=1)
     since = until - timedelta(days=1)

@@ -56,7 +56,7 @@ async def lines_page(
         request, visitor, "lines.html",
         page=page, q=q, since=since, until=until or "", workload=workload, level=level, template=template,
         anomalous=anomalous, cursor=cursor,
-        newest=None if page.lines else await newest_span(request, visitor),
+        newest=None if page.lines else await newest_span(request, visitor, span),
     )  # fmt: skip
 
 

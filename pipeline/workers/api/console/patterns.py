@@ -70,7 +70,7 @@ async def patterns_page(
         page=page, rows=[(one, mark_of(one, marks)) for one in page.patterns], since=since, workload=workload,
         anomalous=anomalous, order=order, against=against or "", until=until or "",
         earlier=any(one.before for one in page.patterns),
-        newest=None if page.patterns else await newest_span(request, visitor),
+        newest=None if page.patterns else await newest_span(request, visitor, span),
     )  # fmt: skip
 
 

@@ -90,7 +90,7 @@ async def rates_page(
         request, visitor, "rates.html",
         table=table, rows=rows, parts=parts, since=since, until=until or "", workload=workload,
         hidden=len(table.workloads) - len(shown), moves=_moves(incidents, table.since, table.until)[:MOVES],
-        newest=None if table.workloads else await newest_span(request, visitor),
+        newest=None if table.workloads else await newest_span(request, visitor, span),
     )  # fmt: skip
 
 

@@ -58,7 +58,7 @@ async def sessions_page(
     return render(
         request, visitor, "session.html",
         found=found, steps=session_steps(found), key=key, since=since, until=until or "", limit=SESSION_RECORDS, kinds=KINDS,
-        newest=None if found.lines else await newest_span(request, visitor),
+        newest=None if found.lines else await newest_span(request, visitor, span),
     )  # fmt: skip
 
 
@@ -87,5 +87,5 @@ async def _list_page(request: Request, visitor: Visitor, span: Span) -> Response
     return render(
         request, visitor, "sessions.html",
         found=found, since=span.text[0], until=span.text[1], kinds=KINDS, shown=SHOWN,
-        modelled=bool(status.models), newest=None if found else await newest_span(request, visitor),
+        modelled=bool(status.models), newest=None if found else await newest_span(request, visitor, span),
     )  # fmt: skip
