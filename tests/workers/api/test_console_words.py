@@ -40,6 +40,8 @@ def line(**changes: object) -> Line:
         (words.level_class("warning"), "s2"), (words.level_class(None), "s1"), (words.level_class("<b>"), "s1"),
         (words.severity_word(3), "error"), (words.severity_word(0), "unusual"), (words.total([[1, 2], [3, 4]]), [4, 6]),
         (words.pieces("a <*> of <NUM>"), [("a ", False), ("<*>", True), (" of ", False), ("<NUM>", True), ("", False)]),
+        (words.sentence("It waits"), "It waits."), (words.sentence("It waits."), "It waits."), (words.trend_words([0, 0]), "Trend: no line"),
+        (words.trend_words([0, 1_200, 3]), "Trend in 3 parts: at most 1,200 lines, in part 2; 3 in the last"),
         (link("/lines", {"q": "a b", "cursor": "c"}, {"since": "1h"}), "/lines?q=a+b&since=1h"),
         (link("/lines", {"q": "a"}, {"q": ""}), "/lines"),
     ],

@@ -12,7 +12,7 @@ from pipeline.records.batch import utc_now
 from pipeline.report.text import clipped
 from pipeline.report.why import explain
 from pipeline.service.values import Line
-from pipeline.units import chance, visible
+from pipeline.units import chance, plural, visible
 
 MESSAGE: Final = 2_000  # characters of a message that are shown
 _HOLE: Final = re.compile(r"<(?:\*|[A-Z][A-Z0-9_]*)>")  # `<*>` and the masks, `<IP>`
@@ -142,6 +142,19 @@ def message_pieces(line: Line) -> list[tuple[str, bool]]:
     return list(_pieces(text, (match.span() for match in re.finditer(pattern, text))))
 
 
+def sentence(text: str) -> str:
+    """With a full stop, where it has no end of its own."""
+    return text if text.endswith((".", "!", "?", "…")) else f"{text}."
+
+
+def trend_words(trend: Sequence[int]) -> str:
+    """A trend in words: its peak and its end."""
+    peak = max(trend, default=0)
+    if not peak:
+        return "Trend: no line"
+    return f"Trend in {len(trend)} parts: at most {plural(peak, 'line')}, in part {trend.index(peak) + 1}; {trend[-1]:,} in the last"
+
+
 def clip(text: str | None, chars: int = 200) -> str:
     """The visible text, cut."""
     return clipped(text or "", chars)
@@ -158,7 +171,7 @@ def _pieces(text: str, spans: Iterable[tuple[int, int]]) -> Iterator[tuple[str, 
 
 FILTERS: Final = (
     number, share, score, bytes_size, times, ago, length_of, iso_time, clock_time, level_class, severity_word, pieces,
-    why_scored, message_pieces, clip, chance, visible, moment_ms, moment_iso,
+    why_scored, message_pieces, clip, sentence, trend_words, chance, visible, moment_ms, moment_iso,
 )  # fmt: skip
 
 

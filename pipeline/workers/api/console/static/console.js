@@ -15,10 +15,13 @@
     waiting = false;
     if ($$("#live input[type=checkbox]:checked").length || $("#live details[open]")) return;
     const before = $$("#live .card.incident").length, y = scrollY;
+    const at = document.activeElement, inside = at.closest("#live"), row = at.closest("[data-row]:not(#live)"), words = at.textContent;
     try {
       await htmx.ajax("GET", location.pathname + location.search, { target: "#live", select: "#live", swap: "outerMorph" });
     } catch { return; }
     dress(document);
+    // A button that has become another one must not stay under the finger: Enter twice would acknowledge and resolve.
+    if (inside && (!at.isConnected || (at.matches("button") && at.textContent !== words))) (row?.isConnected ? row : $("#main")).focus({ preventScroll: true });
     scrollTo(0, y);
     const now = $$("#live .card.incident").length;
     if (now > before) say(`${now - before} new incident${now - before > 1 ? "s" : ""}`);
@@ -54,19 +57,27 @@
       time.textContent = local() ? at.toLocaleString([], { ...day, hour: "2-digit", minute: "2-digit", second: "2-digit" }) : time.dataset.utc;
     }
   };
-  const switchZone = () => { localStorage.setItem("logweir-zone", local() ? "utc" : "local"); zones(document); };
   const dress = (root) => { zones(root); window.logweirCharts?.(root); };
+  const switchZone = () => { localStorage.setItem("logweir-zone", local() ? "utc" : "local"); dress(document); };
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dress(document));
 
   // Notes go by themselves after ten seconds, unless somebody reads them.
+  const away = (toast) => { const inside = toast.contains(document.activeElement); toast.remove(); if (inside) $("#main").focus({ preventScroll: true }); };
   const keep = (toast) => {
     if (toast.dataset.kept) return;
     toast.dataset.kept = "1";
-    let left = setTimeout(() => toast.remove(), 10000);
-    toast.addEventListener("mouseenter", () => clearTimeout(left));
-    toast.addEventListener("mouseleave", () => { left = setTimeout(() => toast.remove(), 4000); });
+    let left = setTimeout(() => away(toast), 10000);
+    for (const name of ["mouseenter", "focusin"]) toast.addEventListener(name, () => clearTimeout(left));
+    for (const name of ["mouseleave", "focusout"]) toast.addEventListener(name, () => { clearTimeout(left); left = setTimeout(() => away(toast), 4000); });
   };
   const toasts = $("#toasts");
-  if (toasts) new MutationObserver(() => { $$("[data-toast]", toasts).slice(0, -3).forEach((old) => old.remove()); $$("[data-toast]", toasts).forEach(keep); refresh(); }).observe(toasts, { childList: true });
+  if (toasts) new MutationObserver((changes) => {
+    const added = changes.flatMap((change) => [...change.addedNodes]).filter((node) => node.matches?.("[data-toast]"));
+    const all = $$("[data-toast]", toasts), last = all.at(-1);
+    all.filter((old, n) => n < all.length - 3 || (old !== last && old.matches(".bad") && old.textContent === last.textContent)).forEach((old) => old.remove());
+    all.forEach(keep);
+    if (added.some((toast) => !toast.matches(".bad"))) refresh();
+  }).observe(toasts, { childList: true });
 
   // Items: j and k move, Enter opens, x chooses.
   const rows = () => $$("[data-row]").filter((row) => row.offsetParent && row.id !== "live");
@@ -122,7 +133,7 @@
   document.addEventListener("click", (event) => {
     const target = event.target.closest("[data-close], [data-copy], #theme, #zone, #find, .menu");
     if (!target) return;
-    if (target.matches("[data-close]")) target.closest("[data-toast]").remove();
+    if (target.matches("[data-close]")) away(target.closest("[data-toast]"));
     else if (target.matches("[data-copy]")) {
       navigator.clipboard?.writeText($(target.dataset.copy).textContent).then(() => say("copied"));
       target.textContent = "Copied";
@@ -138,6 +149,8 @@
   });
   // A form that htmx has sent leaves its checkboxes free again.
   document.addEventListener("htmx:after:request", (event) => {
+    const undone = $("[data-undo]", event.target) && event.target.closest("[data-toast]");
+    if (undone) away(undone);
     if (event.target.id === "chosen") $$("input[type=checkbox]", event.target).forEach((box) => { box.checked = false; });
   });
 
@@ -158,10 +171,12 @@
   const draw = (at = 0) => {
     hits.replaceChildren(...choices().map(([name, address], n) => {
       const item = document.createElement("li"), link = document.createElement("a");
+      item.role = "none"; link.role = "option"; link.id = `hit-${n}`; link.tabIndex = -1; link.ariaSelected = String(n === at);
       link.href = address; link.textContent = name; link.classList.toggle("on", n === at);
       item.append(link);
       return item;
     }));
+    text.setAttribute("aria-activedescendant", $(`#hit-${at}`) ? `hit-${at}` : "");
   };
   function openPalette() { if (palette) { text.value = ""; draw(); palette.showModal(); text.focus(); } }
   text?.addEventListener("input", () => draw());
