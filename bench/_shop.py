@@ -20,6 +20,7 @@ from bench._units_data import UnitSet, judged_lines
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.watching.sessions.model import SessionModel
 from pipeline.watching.units.evidence import surprises
+from pipeline.watching.units.own_time import spans_of
 from pipeline.watching.units.ranking import weigh_units
 from pipeline.watching.units.unit_lines import TEXT_CHARS, UNIT_LINES, UnitFold, UnitTable
 
@@ -97,6 +98,11 @@ def judge(half: ShopHalf) -> ShopJudged:
         where.cast(pl.Int32).alias("window"),
         pl.when("flagged").then(pl.col("message").str.head(TEXT_CHARS)).alias("text"),
         pl.when("flagged").then(occasion).alias("occasion"),
+        *spans_of(
+            judged.lines.select(
+                "message", (pl.col("at") * 1e6).cast(pl.Int64).cast(pl.Datetime("us")).alias("timestamp")
+            )
+        ),
     )
     return ShopJudged(lines=every, found=_found(every), services=half.services, faults=half.faults)
 
@@ -144,7 +150,7 @@ def _found(lines: pl.DataFrame) -> pl.DataFrame:
                 if verdict.anomalous
             ]
     rows_ = [
-        (service, window, None, 0, _CAUSE, True, p_value, True, None, None)
+        (service, window, None, 0, _CAUSE, True, p_value, True, *[None] * 5)
         for service, window, p_value in found
     ]
     return pl.DataFrame(rows_, schema=UNIT_LINES, orient="row")

@@ -27,6 +27,7 @@ SHOP_LINES: Final[dict[str, Any]] = {
     "severe": pl.Boolean,
     "masked": pl.String,
     "message": pl.String,
+    "raw": pl.String,
     "trace": pl.String,
     "baseline": pl.Boolean,
 }
@@ -67,6 +68,7 @@ def shop_half(name: str, masks: MaskSet, folder: Path = SHOP) -> ShopHalf:
                 "severe",
                 "masked",
                 "message",
+                "raw",
                 extract(frame).alias("trace"),
                 pl.lit(path.parent.name == "baseline").alias("baseline"),
             )

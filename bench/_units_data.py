@@ -26,6 +26,7 @@ from pipeline.records.schema import SAMPLE_SCHEMA
 from pipeline.records.verdict import pattern_ids
 from pipeline.watching.sessions.keys import extract
 from pipeline.watching.sessions.model import SessionModel
+from pipeline.watching.units.own_time import SPANS
 from pipeline.watching.units.unit_lines import UNIT_LINES
 
 MOST_LEARNT: Final = 3_000  # units
@@ -89,7 +90,7 @@ def judged_lines(units: UnitSet, *, seed: int) -> JudgedLines:
         "found": pl.lit(value=False),
         "text": pl.lit(None),
         "occasion": pl.lit(None),
-    }
+    } | {name: pl.lit(None) for name in SPANS}
     every = lines.join(few.drop("level"), on=keys, how="left", maintain_order="left").with_columns(**blank)
     every = every.cast({name: kind for name, kind in UNIT_LINES.items() if name != "unit"})
     return JudgedLines(
@@ -109,7 +110,7 @@ def _found(lines: pl.DataFrame, units: UnitSet) -> pl.DataFrame:
         verdicts_ = model.judge([sessions[unit] for unit in judged])
         found |= {u: v.p_value for u, v in zip(judged, verdicts_, strict=True) if v.anomalous}
     return pl.DataFrame(
-        [(unit, 0, None, 0, _CAUSE, True, p, True, None, None) for unit, p in sorted(found.items())],
+        [(unit, 0, None, 0, _CAUSE, True, p, True, *[None] * 5) for unit, p in sorted(found.items())],
         schema=UNIT_LINES,
         orient="row",
     )

@@ -26,7 +26,21 @@ TEXTS = {1: "asked <*>", 2: "answered <*>", 3: "no answer"}
 def table(units: dict[str, list[tuple[int, int]]], *, flagged: int = 3, pages: int = 1) -> UnitTable:
     """Of units that wrote (second, template); lines of one template are flagged."""
     rows = [
-        (name, 0, at, abs(template), template, template == flagged, 0.001, template < 0, None, None)
+        (
+            name,
+            0,
+            at,
+            abs(template),
+            template,
+            template == flagged,
+            0.001,
+            template < 0,
+            None,
+            None,
+            None,
+            None,
+            None,
+        )
         for name, lines in units.items()
         for at, template in lines
     ]

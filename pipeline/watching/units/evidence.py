@@ -5,6 +5,7 @@
 `active`    how long it spoke, with silences cut short: a unit that retries speaks longer
 `sessions`  findings in its sessions and rates, by the p-values of their distinct causes (Fisher)
 `flagged`   its distinct flagged templates, by their p-values (Fisher)
+`time`      time that it needed itself beyond what is usual, where lines say durations and traces
 
 All but the last two grow with the logarithm of what they count: a loud unit does not win by loudness alone.
 """
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from pipeline.watching.units.own_time import excess
 from pipeline.watching.units.tails import (
     Floats,
     conformal_nats,
@@ -44,6 +46,7 @@ LEAST_SCALE: Final = {
     UnitEvidence.ACTIVE: 0.25,
     UnitEvidence.SESSIONS: 1.0,
     UnitEvidence.FLAGGED: 1.0,
+    UnitEvidence.TIME: 0.5,
 }
 ByEvidence = dict[UnitEvidence, Floats]
 
@@ -56,6 +59,7 @@ def surprises(judged: UnitTable, normal: UnitTable) -> tuple[ByEvidence, ByEvide
     vectors = _Vectors.of(normal, judged)
     inside = _plain(normal) | {
         UnitEvidence.NEW: _new_left_out(normal),
+        UnitEvidence.TIME: excess(normal.times, normal.times, normal.size),
         UnitEvidence.COUNTS: vectors.left_out(),
     }
     of_normal: ByEvidence = {}
@@ -71,6 +75,7 @@ def surprises(judged: UnitTable, normal: UnitTable) -> tuple[ByEvidence, ByEvide
             _counted(new_patterns(judged, normal), judged.size), judged, _share(normal)
         ),
         UnitEvidence.COUNTS: vectors.distances(judged),
+        UnitEvidence.TIME: excess(judged.times, normal.times, judged.size),
     }
     of_judged: ByEvidence = {}
     for kind, scale in LEAST_SCALE.items():

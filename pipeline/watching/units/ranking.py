@@ -150,6 +150,8 @@ class _Reasons:
                 text = (found["text"][0] or "") if found.height else ""
                 number = int(found["n"].sum())
                 return f"{plural(number, 'finding')} in its sessions and rates: {text[:TEXT_CHARS]}", ()
+            case UnitEvidence.TIME:
+                return "it needed longer for its requests itself, without what it waited for others", ()
             case UnitEvidence.NAMED:
                 return self._named_by(at), ()
             case UnitEvidence.FLAGGED:

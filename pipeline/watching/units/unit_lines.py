@@ -14,6 +14,7 @@ import polars as pl
 from pipeline.errors import BadInput
 from pipeline.records.schema import is_timed
 from pipeline.watching.sessions.keys import extract
+from pipeline.watching.units.own_time import MAX_SPANS, SPANS, own_times, spans_of
 
 MAX_FLAGS: Final = 200_000  # flagged patterns of occasions; later ones pass no blame on
 MAX_PAIRS: Final = 1_500_000  # of units and patterns, or of units and seconds; 60 MB each at the very most
@@ -32,10 +33,12 @@ UNIT_LINES: Final[dict[str, Any]] = {
     "found": pl.Boolean,
     "text": pl.String,  # of a finding, for its reason; of a flagged line, for the units that it names
     "occasion": pl.UInt64,  # of a flagged line: its trace, else its second; lines of one belong together
+    **SPANS,  # of a line that says how long its request took
 }
 _KEY: Final = ("unit", "window")
 _PATTERN: Final = (*_KEY, "pattern_id", "template_id")
 _FLAG: Final = (*_KEY, "occasion", "pattern_id")
+_SPAN: Final = (*_KEY, "template_id", *SPANS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +48,14 @@ class UnitTable:
 
     `patterns`: at (row of `units`), pattern_id, template_id, n, flagged, p_value (the least flagged), text
     (of one flagged line). `findings`: at, template_id (below zero, of the cause), n, p_value (the least),
-    text. `flags`: at, occasion, pattern_id of flagged lines, each once."""
+    text. `flags`: at, occasion, pattern_id of flagged lines, each once. `times`: at,
+    template_id, level, n (own_time.py)."""
 
     units: pl.DataFrame
     patterns: pl.DataFrame
     findings: pl.DataFrame
     flags: pl.DataFrame
+    times: pl.DataFrame
 
     @property
     def size(self) -> int:
@@ -68,6 +73,7 @@ class UnitTable:
             patterns=kept(self.patterns),
             findings=kept(self.findings),
             flags=kept(self.flags),
+            times=kept(self.times),
         )
 
     def with_silent(self, names: Sequence[tuple[str, int]]) -> "UnitTable":
@@ -85,6 +91,7 @@ class UnitFold:
     _patterns: list[pl.DataFrame] = field(default_factory=list)
     _seconds: list[pl.DataFrame] = field(default_factory=list)
     _flags: list[pl.DataFrame] = field(default_factory=list)
+    _spans: list[pl.DataFrame] = field(default_factory=list)
     _rows: int = 0
     _settled: int = 0
 
@@ -107,7 +114,8 @@ class UnitFold:
         self._flags.append(flags.select(*_FLAG).unique())
         spoken = page.filter(~pl.col("found")).select(*_KEY, "second")  # a finding comes when it is judged
         self._seconds.append(spoken.drop_nulls("second").unique())
-        self._rows += self._patterns[-1].height + self._seconds[-1].height
+        self._spans.append(page.filter(pl.col("request").is_not_null()).select(_SPAN))
+        self._rows += sum(parts[-1].height for parts in (self._patterns, self._seconds, self._spans))
         if self._rows > max(_FOLDED, self._settled):
             self._fold()
 
@@ -147,6 +155,10 @@ class UnitFold:
             patterns=placed.filter(~found).select(list(_EMPTY.patterns.schema)),
             findings=placed.filter(found).select(list(_EMPTY.findings.schema)),
             flags=self._flags[0].join(places, on=_KEY).select(list(_EMPTY.flags.schema)).sort(pl.all()),
+            times=own_times(self._spans[0])
+            .join(places, on=_KEY)
+            .select(list(_EMPTY.times.schema))
+            .sort(pl.all()),
         )
 
     def _fold(self) -> None:
@@ -156,7 +168,11 @@ class UnitFold:
         )  # fmt: skip
         self._patterns = [pl.concat(self._patterns).group_by(_PATTERN).agg(sums)]
         self._seconds = [pl.concat(self._seconds).unique()]
-        self._flags = [pl.concat(self._flags).unique().sort(_FLAG).head(MAX_FLAGS)]
+        # Hashes are in no order: the first are drawn by chance, whole occasions and whole traces.
+        self._flags = [pl.concat(self._flags).unique().sort("occasion", *_KEY, "pattern_id").head(MAX_FLAGS)]
+        self._spans = [pl.concat(self._spans)]
+        if self._spans[0].height > MAX_SPANS:
+            self._spans = [self._spans[0].sort(*SPANS, *_KEY).head(MAX_SPANS)]
         heights = (self._patterns[0].height, self._seconds[0].height)
         for height, what in zip(heights, ("patterns", "seconds"), strict=True):
             if height > MAX_PAIRS:
@@ -164,8 +180,8 @@ class UnitFold:
                     f"the units have more than {MAX_PAIRS:,} {what} together; ask for a shorter span, or for "
                     "fewer workloads"
                 )
-        self._settled = 2 * sum(heights)
-        self._rows = sum(heights)
+        self._rows = sum(heights) + self._spans[0].height
+        self._settled = 2 * self._rows
 
 
 def unit_lines(lines: pl.DataFrame, unit: pl.Series, window: pl.Series, found: pl.Series) -> pl.DataFrame:
@@ -175,7 +191,11 @@ def unit_lines(lines: pl.DataFrame, unit: pl.Series, window: pl.Series, found: p
     marked = lines.with_columns(
         unit.alias("unit"), window.cast(pl.Int32).alias("window"), found.alias("found")
     )
-    marked = marked.with_columns(_occasions(marked, marked.select(flagged & ~found).to_series()))
+    timed = pl.when(is_timed()).then("timestamp").alias("timestamp")
+    marked = marked.with_columns(
+        _occasions(marked, marked.select(flagged & ~found).to_series()),
+        *spans_of(marked.select("message", timed)),
+    )
     return marked.select(
         "unit",
         "window",
@@ -187,6 +207,7 @@ def unit_lines(lines: pl.DataFrame, unit: pl.Series, window: pl.Series, found: p
         "found",
         pl.when(pl.col("found") | flagged).then(pl.col("message").str.head(TEXT_CHARS)).alias("text"),
         "occasion",
+        *SPANS,
     )
 
 
@@ -220,4 +241,5 @@ _EMPTY: Final = UnitTable(
         }
     ),
     flags=pl.DataFrame(schema={"at": pl.Int64, "occasion": pl.UInt64, "pattern_id": pl.UInt64}),
+    times=pl.DataFrame(schema={"at": pl.Int64, "template_id": pl.Int64, "level": pl.Int32, "n": pl.Int64}),
 )  # fmt: skip

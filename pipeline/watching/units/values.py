@@ -12,6 +12,7 @@ class UnitEvidence(StrEnum):
     ACTIVE = "active"
     SESSIONS = "sessions"
     FLAGGED = "flagged"
+    TIME = "time"
     NAMED = "named"
 
 

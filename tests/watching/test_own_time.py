@@ -1,0 +1,112 @@
+"""Durations in lines, and the time that a service needed itself."""
+
+from datetime import UTC, datetime, timedelta
+
+import polars as pl
+import pytest
+
+from pipeline.watching.units.own_time import BASE, own_times, spans_of
+from pipeline.watching.units.ranking import rank_units
+from pipeline.watching.units.unit_lines import UNIT_LINES, UnitFold, UnitTable
+from pipeline.watching.units.values import UnitEvidence
+
+BEGIN = datetime(2026, 11, 26, tzinfo=UTC)
+TRACE = "trace_id=4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("request completed duration_ms=11.7 status=200", 11.7),
+        ("GET /products/7 -> 200 in 3.2 ms", 3.2),
+        ("bytes=3 request_time=0.023 upstream_time=0.022", 23.0),  # nginx writes seconds
+        ("responseTime=0.4 statusCode=200", 0.4),
+        ('{"duration": "1.5s"}', 1500.0),
+        ("elapsed: 250us", 0.25),
+        ("job took 2 s", 2000.0),
+        ("uptime=3 timeout=30 timestamp=1764130000", None),
+        ("started in 2026", None),
+        ("duration=99999999999", None),  # a counter
+    ],
+)
+def test_a_duration_is_read_with_its_unit(text: str, ms: float | None) -> None:
+    found = spans_of(pl.DataFrame({"message": [f"{text} {TRACE}", text], "timestamp": [BEGIN, BEGIN]}))
+    assert found["ms"].to_list() == [pytest.approx(ms), None]  # without a trace no time is compared
+    assert found["request"].is_null().to_list() == [ms is None, True]
+
+
+def spans(*rows: tuple[str, int, float]) -> pl.DataFrame:
+    """Of one trace: unit, end in milliseconds, length; the template is 1."""
+    return pl.DataFrame(
+        [(unit, 0, 1, 7, end, ms) for unit, end, ms in rows],
+        schema={
+            name: UNIT_LINES[name] for name in ("unit", "window", "template_id", "request", "end_ms", "ms")
+        },
+        orient="row",
+    )
+
+
+def own(*rows: tuple[str, int, float]) -> dict[str, float]:
+    found = own_times(spans(*rows))
+    return {unit: BASE**level - 1 for unit, level in found.select("unit", "level").iter_rows()}
+
+
+def test_time_that_was_waited_for_others_is_not_of_the_caller() -> None:
+    found = own(
+        ("gateway", 1_020, 1_020), ("web", 1_015, 1_010), ("orders", 1_010, 1_000), ("payments", 1_005, 950)
+    )
+    assert found["payments"] == pytest.approx(950, rel=0.15)
+    assert found["orders"] == pytest.approx(50, rel=0.15)
+    assert found["web"] < 12 and found["gateway"] < 12
+
+
+def test_a_call_that_outlives_its_caller_counts_as_far_as_it_reaches() -> None:
+    # The caller gave up after 2 s; the other one went on for three more.
+    found = own(("web", 2_000, 2_000), ("search", 4_900, 4_890))
+    assert found["search"] > 4_000
+    assert found["web"] < 15
+
+
+def requests(slow_ms: float, *, window: int, count: int = 20) -> list[pl.DataFrame]:
+    """Pages of two services: `web` asks `orders`, which needs 10 ms and `slow_ms` more."""
+    pages = []
+    for unit, more in (("web", 15.0), ("orders", 10.0)):
+        at = [BEGIN + timedelta(minutes=window, seconds=n, milliseconds=slow_ms + more) for n in range(count)]
+        texts = [
+            f"answered duration_ms={slow_ms + more + n % 3} trace_id={n + 1000 * window + 10**6:032x}"
+            for n in range(count)
+        ]
+        page = pl.DataFrame({"message": texts, "timestamp": at}).with_columns(
+            unit=pl.lit(unit), window=pl.lit(window), pattern_id=pl.lit(1), template_id=pl.lit(1),
+            second=pl.col("timestamp").dt.epoch("s"), flagged=pl.lit(value=False), found=pl.lit(value=False),
+        )  # fmt: skip
+        page = page.with_columns(spans_of(page))
+        blank = {name: pl.lit(None) for name in UNIT_LINES if name not in page.columns}
+        pages.append(page.with_columns(**blank).select(list(UNIT_LINES)).cast(UNIT_LINES))
+    return pages
+
+
+def folded(pages: list[pl.DataFrame]) -> UnitTable:
+    fold = UnitFold()
+    for page in pages:
+        fold.add(page)
+    return fold.table()
+
+
+def test_the_service_that_became_slow_comes_before_its_caller() -> None:
+    normal = folded([page for window in range(-6, 0) for page in requests(0, window=window)])
+    slow = folded(requests(800, window=0))
+    ranking = rank_units(slow, normal, {})
+    assert ranking.units[0].unit == "orders"
+    assert ranking.units[0].reasons[0].evidence is UnitEvidence.TIME
+    times = slow.times.join(
+        slow.units.with_row_index("at").select(pl.col("at").cast(pl.Int64), "unit"), on="at"
+    )
+    assert dict(times.group_by("unit").agg(pl.col("n").sum()).iter_rows()) == {"orders": 20, "web": 20}
+
+
+def test_whole_traces_are_drawn_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.watching.units.unit_lines.MAX_SPANS", 10)
+    table = folded(requests(0, window=0))
+    assert table.times["n"].sum() == 10
+    assert set(table.times.group_by("at").agg(pl.col("n").sum())["n"]) == {5}
