@@ -184,6 +184,12 @@ def test_a_model_on_b_answers_through_a_and_moves_when_b_dies(nodes: Nodes, logw
     )
     assert (found.as_numpy("y").tolist(), found.get_response()["id"]) == ([[2, 4]], "r1")
 
+    found = a.infer(
+        "double", [an_input([[1, 2]])], headers=nodes.headers("ours"),
+        request_compression_algorithm="gzip", response_compression_algorithm="gzip",
+    )  # fmt: skip
+    assert found.as_numpy("y").tolist() == [[2, 4]]
+
     # Elements of BYTES; and two copies, one on each device.
     put(logweir, "echo", repeating(), folder, "--memory", "40MiB", "--replicas", "2")
     assert wait_until(lambda: row(logweir, "echo")["ready"] == 2, timeout_s=10)
