@@ -38,6 +38,7 @@ class LeaseKind(StrEnum):
 
     TRAIN = "train"
     INFER = "infer"
+    SERVE = "serve"  # models of users, in our process
     USER = "user"  # any program beside our own workers
 
 

@@ -497,7 +497,7 @@ def test_prometheus_gets_device_seconds_of_the_tenants_in_the_settings(
     family = next(one for one in scrape.collect() if one.name == "logweir_gpu_seconds")
     found = {(one.labels["tenant"], one.labels["kind"]): one.value for one in family.samples}
     assert set(found) == {
-        (t, k) for t in ("logweir", "research", "other") for k in ("train", "infer", "user")
+        (t, k) for t in ("logweir", "research", "other") for k in ("train", "infer", "serve", "user")
     }
     for tenant in ("logweir", "research", "other"):
         assert found[tenant, "train"] == pytest.approx(100, abs=1)

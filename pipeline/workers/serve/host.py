@@ -53,7 +53,7 @@ class ModelHost:
             compute_percent=INFER_PERCENT,
             preemptible=True,
             node=this_node(),
-            kind=LeaseKind.INFER,
+            kind=LeaseKind.SERVE,
         )
         self.served = ServedModels(pool.client, settings)
         self.objects = open_store(settings.data.store)
