@@ -348,12 +348,15 @@ def keys(parser: argparse.ArgumentParser) -> None:
         "--scope",
         action="append",
         default=[],
-        choices=("send", "read", "mark", "operate", "admin", "infer"),
+        choices=("send", "read", "mark", "operate", "admin", "infer", "gpu"),
         help="for add: send lines (the default), or ask the API: read, mark, operate, admin; each of these "
-        "brings those before it; infer: ask the served models of a tenant; may be repeated",
+        "brings those before it; infer, gpu: ask the served models, the GPU leases of a tenant; may be repeated",
     )
     parser.add_argument(
-        "--tenant", metavar="NAME", default="", help="for add with infer: whose models it asks (logweir)"
+        "--tenant",
+        metavar="NAME",
+        default="",
+        help="for add with infer or gpu: whose models and leases (logweir)",
     )
     parser.add_argument("--for", metavar="SPAN", help="for add: only for the next 12h, 90d")
 

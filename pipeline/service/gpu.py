@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import redis
 
 from pipeline.errors import BadInput, LeaseRefused, NotFound
 from pipeline.gpu.jobs import ENDED, PoolJob, PoolJobs
-from pipeline.gpu.leasing.accounts import Account
 from pipeline.gpu.policy.explain import device_views, wanted, why_it_waits
+from pipeline.gpu.policy.fairness import is_name
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.served import ServedModel, ServedModels
 from pipeline.gpu.served_files import put_model_file
@@ -22,15 +22,18 @@ from pipeline.messages.routing import QUEUE_GPU, GpuView, route
 from pipeline.observe.presence import Presence
 from pipeline.redis.connection import now_ms
 from pipeline.service.access.audit import record_change
+from pipeline.service.access.key_changes import KeyAsked, add_key, revoke_key
+from pipeline.service.access.keys import GPU, MAX_KEY_NAME
 from pipeline.service.pool_facts import model_rows
 from pipeline.service.questions import UsageColumn
-from pipeline.service.values import CanInfer, UsageView
+from pipeline.service.values import CanInfer, NewKey, UsageView
 from pipeline.settings import Settings
 from pipeline.sinks.choose import usage_of
 from pipeline.sinks.usage import usage_sums
 from pipeline.store.choose import open_store
 from pipeline.units import size
 
+TENANT_KEY: Final = "gpu:"  # begins the name of a tenant's key
 MAX_LEASE_S = 7 * 86_400.0  # as `logweir gpu request` allows
 
 
@@ -77,10 +80,14 @@ def request_lease(
     return lease
 
 
-def renew_lease(client: "redis.Redis", settings: Settings, lease_id: str, token: int) -> Mapping[str, Any]:
-    """Keeps a lease for its whole time from now on. Raises BadInput, LeaseRefused, RedisUnavailable."""
+def renew_lease(
+    client: "redis.Redis", settings: Settings, lease_id: str, token: int, *, tenant: str = ""
+) -> Mapping[str, Any]:
+    """Keeps a lease for its whole time from now on; with `tenant` only one of this tenant.
+
+    Raises BadInput, LeaseRefused, RedisUnavailable."""
     pool = Pool(client, settings)
-    lease = next((x for x in pool.snapshot().leases if x.lease_id == lease_id), None)
+    lease = _lease_of(pool, lease_id, tenant)
     if lease is None or lease.token != token:
         raise _unknown(lease_id, token, known=lease is not None)
     renewed = pool.renew(lease)
@@ -94,9 +101,21 @@ def renew_lease(client: "redis.Redis", settings: Settings, lease_id: str, token:
     }
 
 
-def release_lease(client: "redis.Redis", settings: Settings, lease_id: str, token: int, *, by: str) -> None:
-    """Gives a lease back; its processes are off the devices. Raises BadInput, RedisUnavailable."""
+def _lease_of(pool: Pool, lease_id: str, tenant: str) -> PoolLease | None:
+    """A lease that lives; None too where it is not one of this tenant. "": of any."""
+    found = (lease for lease in pool.snapshot().leases if lease.lease_id == lease_id)
+    return next((lease for lease in found if tenant in ("", lease.need.tenant)), None)
+
+
+def release_lease(
+    client: "redis.Redis", settings: Settings, lease_id: str, token: int, *, by: str, tenant: str = ""
+) -> None:
+    """Gives a lease back; its processes are off the devices. With `tenant` only one of this tenant.
+
+    Raises BadInput, RedisUnavailable."""
     pool = Pool(client, settings)
+    if tenant and _lease_of(pool, lease_id, tenant) is None:
+        raise _unknown(lease_id, token, known=False)
     if not pool.release_by_id(lease_id, token):
         raise _unknown(lease_id, token, known=any(x.lease_id == lease_id for x in pool.snapshot().leases))
     record_change(client, settings, by=by, action="gpu.release", target=lease_id)
@@ -147,18 +166,46 @@ def set_budget(
 ) -> None:
     """Gives a tenant GPU-hours per period, or takes the bound away. Raises BadInput, RedisUnavailable."""
     planner = Pool(client, settings).planner
-    if name not in planner.tenants:
+    known = planner.snapshot().tenants
+    if name not in known:
         raise BadInput(
-            f"there is no tenant {name[:80]!r}; known are {', '.join(sorted(planner.tenants))}, and the setting "
-            "gpu_tenants adds more"
+            f"there is no tenant {name[:80]!r}; known are {', '.join(sorted(known))}, and "
+            "`logweir gpu tenants add` or the setting gpu_tenants adds more"
         )
-    planner.accounts.put(Account(name=name, budget=budget))
+    planner.accounts.change(name, lambda account: replace(account, budget=budget))
     told = (
         {}
         if budget is None
         else {"gpu_hours": budget.gpu_hours, "per": budget.per, "refuses": budget.refuses}
     )
     record_change(client, settings, by=by, action="gpu.budget", target=name, **told)
+
+
+def add_tenant(client: "redis.Redis", settings: Settings, name: str, weight: float, *, by: str) -> NewKey:
+    """Lets a tenant use the pool, by a key of its own that no other tenant's name goes with.
+
+    Raises BadInput, RedisUnavailable."""
+    if not is_name(name) or len(name) > MAX_KEY_NAME - len(TENANT_KEY):
+        raise BadInput(
+            f"{name[:80]!r} is no name of a tenant; use letters, digits, dots, dashes and underscores, at most "
+            f"{MAX_KEY_NAME - len(TENANT_KEY)}"
+        )
+    if not 0 <= weight < 1_000_000:
+        raise BadInput(f"--weight {weight:g} is no weight; write a number from 0 up, as in 2")
+    asked = KeyAsked(name=f"{TENANT_KEY}{name}", scopes=(GPU,), tenant=name)
+    new = add_key(client, settings, asked, by=by)
+    accounts = Pool(client, settings).planner.accounts
+    accounts.change(name, lambda account: replace(account, member=True, weight=weight))
+    record_change(client, settings, by=by, action="gpu.tenant.add", target=name)
+    return new
+
+
+def remove_tenant(client: "redis.Redis", settings: Settings, name: str, *, by: str) -> None:
+    """Its key is refused within a second, and new leases too. Those that live go on. Raises NotFound,
+    RedisUnavailable."""
+    revoke_key(client, settings, f"{TENANT_KEY}{name}", by=by, remedy="`logweir keys list` shows")
+    Pool(client, settings).planner.accounts.remove(name)
+    record_change(client, settings, by=by, action="gpu.tenant.remove", target=name)
 
 
 def _unknown(lease_id: str, token: int, *, known: bool) -> BadInput:

@@ -37,6 +37,7 @@ class AgentWorker:
         self.stop = threading.Event()
         self.progress = Progress()
         self._away = False
+        self._reaches_jobs = True
         self._jobs: JobKeeper | None = None
 
     def run(self) -> None:
@@ -64,10 +65,20 @@ class AgentWorker:
                 logger(role=ROLE).info("redis.back")
 
     def _keep_jobs(self) -> None:
-        """Move jobs on; Celery is loaded when the first one waits."""
+        """Move jobs on; Celery is loaded when the first one waits.
+
+        An agent with a Redis user of its own reaches no jobs: others move them on.
+        """
+        if not self._reaches_jobs:
+            return
         if self._jobs is None:
             jobs = PoolJobs(self.pool.client, self.settings)
-            if not jobs.count():
+            try:
+                if not jobs.count():
+                    return
+            except redis.exceptions.NoPermissionError:
+                self._reaches_jobs = False
+                logger(role=ROLE).info("agent.without_jobs", why="its Redis user has no right to them")
                 return
             from pipeline.messages.app import app_of
 

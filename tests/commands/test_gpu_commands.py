@@ -47,6 +47,7 @@ from pipeline.gpu.values import (
     Snapshot,
     Tenant,
 )
+from pipeline.service.access.keys import SenderKeys, key_digest
 from pipeline.service.pool_facts import lease_rows, pool_facts, tenant_rows
 from pipeline.settings import Settings
 from pipeline.units import seconds, size
@@ -655,6 +656,42 @@ def test_a_budget_is_set_shown_and_taken_away(verb: Verb, pool: Pool) -> None:
         (("tenants", "set", "research", "--gpu-hours", "many"), "'many' is no budget"),
     ):
         assert why in sentence(verb(*wrong), 2)
+
+
+def test_a_tenant_is_added_with_a_key_and_taken_away(verb: Verb, pool: Pool, settings: Settings) -> None:
+    added = asked(verb("tenants", "add", "guests", "--weight", "3", "--json"))
+    assert (added["tenant"], added["name"]) == ("guests", "gpu:guests")
+    (key,) = SenderKeys(pool.client, settings).look()
+    assert (key.scopes, key.tenant, key.bound_tenant, key.digest) == (
+        ("gpu",),
+        "guests",
+        "guests",
+        key_digest(added["key"]),
+    )
+    shown = {one["tenant"]: one for one in json.loads(verb("tenants", "--json").out)}
+    assert (shown["guests"]["weight"], shown["guests"]["known"]) == (3.0, True)
+    verb("tenants", "set", "guests", "--gpu-hours", "2/day")
+    assert "of 2 GPU-hours this day" in verb("tenants").out
+    assert "there is a key 'gpu:guests' already" in sentence(verb("tenants", "add", "guests"), 2)
+    assert "guests gets no new lease by its key" in verb("tenants", "remove", "guests").out
+    assert "guests" not in verb("tenants").out and SenderKeys(pool.client, settings).look() == []
+    for wrong, why in (
+        (("tenants", "add"), "name the tenant"), (("tenants", "add", "a b"), "'a b' is no name of a tenant"),
+        (("tenants", "add", "a", "--weight", "-1"), "is no weight"), (("tenants", "remove", "guests"), "no key 'gpu:guests'"),
+        (("agents", "token"), "name the agent"),
+    ):  # fmt: skip
+        assert why in sentence(verb(*wrong), 2)
+
+
+def test_an_agent_gets_a_token_that_ends_with_it(verb: Verb, settings: Settings, pool: Pool) -> None:
+    made = asked(verb("agents", "token", "b", "--json"))
+    try:
+        assert f"{settings.redis.key_prefix}-agent-b:" in made["redis_url"]
+        assert redis.Redis.from_url(made["redis_url"]).hlen(pool.ledger.keys.gpu("nodes")) == 1
+        assert "b" in verb("agents").out
+    finally:
+        assert "b is refused" in verb("agents", "remove", "b").out
+    assert json.loads(verb("agents", "--json").out) == []
 
 
 def test_top_of_a_pool_without_devices_is_no_error(verb: Verb, client: "redis.Redis") -> None:

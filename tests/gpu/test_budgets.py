@@ -1,5 +1,6 @@
 """Budgets: GPU-hours of a tenant in a day, a week or a month."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -8,7 +9,6 @@ from gpu_worlds import GIB, device, exclusive, lease, request, shared, snapshot
 from pool_devices import put_devices
 
 from pipeline.errors import BadInput, LeaseRefused
-from pipeline.gpu.leasing.accounts import Account
 from pipeline.gpu.policy import budgets
 from pipeline.gpu.policy.budgets import parse_budget, period_of, why_exhausted, with_use
 from pipeline.gpu.policy.explain import device_views, why_it_waits
@@ -120,12 +120,16 @@ def spend(pool: Pool, hours: float, name: str = "job") -> None:
     assert pool.release(got)
 
 
+def budget(pool: Pool, wanted: TenantBudget | None, tenant: str = "logweir") -> None:
+    pool.planner.accounts.change(tenant, lambda account: replace(account, budget=wanted))
+
+
 def test_a_budget_that_is_used_up_lets_needs_wait_or_refuses_them(machines: tuple[Pool, Pool]) -> None:
     here, there = machines
     month = TenantBudget(gpu_hours=0.01, per=BudgetPeriod.MONTH)
     spend(here, 0.007)
-    here.planner.accounts.put(Account(name="logweir", budget=month))
-    here.planner.accounts.put(Account(name="gone", budget=month))  # the settings do not name it any more
+    budget(here, month)
+    budget(here, month, "gone")  # the settings do not name it any more
     assert here.snapshot().tenants["logweir"].used_gpu_hours < 0.008
     need = Need(memory_mib=100)
     there.release(there.request(need, holder="h"))
@@ -139,11 +143,9 @@ def test_a_budget_that_is_used_up_lets_needs_wait_or_refuses_them(machines: tupl
         here.request(need, holder="h")
     with pytest.raises(LeaseRefused, match=r"within 0\.05 s: its tenant logweir has used"):
         there.request(need, holder="h", timeout_s=0.05)
-    there.planner.accounts.put(
-        Account(name="logweir", budget=TenantBudget(gpu_hours=0.01, per=month.per, refuses=True))
-    )
+    budget(there, replace(month, refuses=True))
     assert there.snapshot()
     with pytest.raises(LeaseRefused, match=r"^no GPU now: its tenant logweir has used"):
         there.request(need, holder="h", timeout_s=None)  # it does not wait
-    there.planner.accounts.put(Account(name="logweir"))
+    budget(there, None)
     there.release(there.request(need, holder="h"))

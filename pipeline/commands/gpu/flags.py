@@ -85,12 +85,22 @@ def _accounting(action: Any) -> None:
     tenants = action(
         "tenants",
         "who may use the GPUs: quota, budget, what each holds now and has used lately; set changes a budget",
-        usage="logweir gpu tenants [set NAME --gpu-hours N/PERIOD] [flags]",
+        usage="logweir gpu tenants [add NAME | remove NAME | set NAME --gpu-hours N/PERIOD] [flags]",
     )
     tenants.add_argument(
-        "change", nargs="?", choices=("set",), help="set: give a tenant a budget; without it the table"
+        "change",
+        nargs="?",
+        choices=("add", "remove", "set"),
+        help="add: a tenant with a key of its own; remove: refuse that key; set: a budget; without: the table",
     )
-    tenants.add_argument("tenant_name", nargs="?", metavar="NAME", help="the tenant, one of gpu_tenants")
+    tenants.add_argument("tenant_name", nargs="?", metavar="NAME", help="the tenant")
+    tenants.add_argument(
+        "--weight",
+        type=float,
+        default=1.0,
+        metavar="W",
+        help="of a tenant that gpu_tenants does not name, when it is added (1)",
+    )
     tenants.add_argument(
         "--gpu-hours",
         metavar="N/PERIOD",
@@ -102,6 +112,19 @@ def _accounting(action: Any) -> None:
         default="queue",
         help="needs beyond the budget wait for the next period, or are refused (queue)",
     )
+
+    agents = action(
+        "agents",
+        "Redis users of agents on other machines: a token lets one join the pool, and reach nothing else",
+        usage="logweir gpu agents [token NAME | remove NAME] [flags]",
+    )
+    agents.add_argument(
+        "change",
+        nargs="?",
+        choices=("token", "remove"),
+        help="token: print the REDIS_URL of an agent, with a new password; remove: refuse it; without: list them",
+    )
+    agents.add_argument("agent_name", nargs="?", metavar="NAME", help="the agent, by the name of its machine")
 
 
 def _running(action: Any) -> None:

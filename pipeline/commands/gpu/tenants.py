@@ -66,7 +66,31 @@ def _budget_words(budget: Mapping[str, Any] | None) -> str:
 
 
 def change_tenant(args: argparse.Namespace, pool: Any, settings: "Settings") -> int:
-    """`gpu tenants set NAME --gpu-hours 100/month [--over refuse]`."""
+    """`gpu tenants add | remove | set NAME`."""
+    from pipeline.service.access.audit import user_of_machine
+    from pipeline.service.gpu import add_tenant, remove_tenant
+
+    name = args.tenant_name
+    if args.change == "set":
+        return _set_budget(args, pool, settings)
+    if name is None:
+        raise BadInput(f"name the tenant: logweir gpu tenants {args.change} NAME")
+    if args.change == "remove":
+        remove_tenant(pool.client, settings, name, by=user_of_machine())
+        facts: dict[str, Any] = {"removed": name}
+        words = f"{name} gets no new lease by its key any more; `logweir gpu leases` shows those that live"
+    else:
+        new = add_tenant(pool.client, settings, name, args.weight, by=user_of_machine())
+        facts = {"tenant": name, "name": new.name, "key": new.key}
+        words = f"{new.key}\nthis is the only time it is shown; with it {name} asks POST /api/v1/gpu/leases"
+    if args.json:
+        print_json(facts)
+    else:
+        out().print(words, markup=False, soft_wrap=True)
+    return 0
+
+
+def _set_budget(args: argparse.Namespace, pool: Any, settings: "Settings") -> int:
     from pipeline.gpu.policy.budgets import parse_budget
     from pipeline.service.access.audit import user_of_machine
     from pipeline.service.gpu import set_budget

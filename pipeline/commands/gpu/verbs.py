@@ -93,6 +93,10 @@ def _done_with_pool(args: argparse.Namespace) -> int:
                 from pipeline.commands.gpu import models as gpu_models
 
                 return gpu_models.main(args, pool, settings)
+            case "agents":
+                from pipeline.commands.gpu.agents import change_agents
+
+                return change_agents(args, pool, settings)
             case "tenants":
                 from pipeline.commands.gpu.tenants import change_tenant
 

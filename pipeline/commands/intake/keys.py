@@ -10,7 +10,7 @@ from pipeline.errors import BadInput
 from pipeline.redis.connection import connect
 from pipeline.service.access.audit import user_of_machine
 from pipeline.service.access.key_changes import KeyAsked, add_key, revoke_key
-from pipeline.service.access.keys import INFER, SEND, SenderKey, SenderKeys
+from pipeline.service.access.keys import GPU, INFER, SEND, SenderKey, SenderKeys
 from pipeline.settings import Settings
 
 
@@ -79,7 +79,7 @@ def _list(args: argparse.Namespace, keys: SenderKeys) -> int:
     for key in found:
         sends_for = (key.workload and f"all as {key.workload}") or ", ".join(key.patterns) or "all workloads"
         expires = "" if key.expires is None else f"{key.expires:%Y-%m-%d %H:%M}"
-        scopes = [f"infer as {key.tenant}" if scope == INFER else scope for scope in key.scopes]
+        scopes = [f"{scope} as {key.tenant}" if scope in (INFER, GPU) else scope for scope in key.scopes]
         row = (key.name, ", ".join(scopes), sends_for, f"{key.created:%Y-%m-%d %H:%M}", expires)
         table.add_row(*map(cell, row))
     console.print(table)

@@ -6,9 +6,9 @@ nothing.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import redis
 
@@ -27,6 +27,8 @@ class Account:
 
     name: str
     budget: TenantBudget | None = None
+    member: bool = False  # may use the pool, whether or not the setting gpu_tenants names it
+    weight: float = 1.0  # of a member that the setting does not name
 
 
 class Accounts:
@@ -45,10 +47,23 @@ class Accounts:
         found = (wire.read_json(Account, text) for text in texts.values())
         return {account.name: account for account in found}
 
-    def put(self, account: Account) -> None:
-        """Replaces what was set before. Raises RedisUnavailable."""
+    def change(self, name: str, edit: Callable[[Account], Account]) -> None:
+        """Compare-and-set; of a tenant without an account a new one. Raises RedisUnavailable, BadPayload."""
+
+        def swap(pipe: Any) -> None:
+            text = pipe.hget(self._key, name)
+            account = edit(wire.read_json(Account, text) if text else Account(name=name))
+            pipe.multi()
+            pipe.hset(self._key, name, wire.encode(account))
+
         with answering():
-            self.client.hset(self._key, account.name, wire.encode(account))
+            self.client.transaction(swap, self._key)
+        self._latest = None
+
+    def remove(self, name: str) -> None:
+        """Raises RedisUnavailable."""
+        with answering():
+            self.client.hdel(self._key, name)
         self._latest = None
 
     def spent_ms(self, accounts: Mapping[str, Account], now_ms: int) -> dict[str, int]:
@@ -78,6 +93,9 @@ class Accounts:
         _, known, spent = latest
         if not known:
             return tenants
-        budgets = {name: account.budget for name, account in known.items()}
-        named = {name: replace(tenant, budget=budgets.get(name)) for name, tenant in tenants.items()}
+        named = dict(tenants)
+        for name, account in known.items():
+            if name in named or account.member:
+                tenant = named.get(name) or Tenant(name=name, weight=account.weight)
+                named[name] = replace(tenant, budget=account.budget)
         return with_use(named, spent, snapshot)

@@ -15,7 +15,7 @@ from pipeline.units import span
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyAsked:
-    """A wanted key. `only`: patterns of workloads; `lasts`: 12h, 90d; `tenant`: of the scope `infer`."""
+    """A wanted key. `only`: patterns of workloads; `lasts`: 12h, 90d; `tenant`: with `infer` or `gpu`."""
 
     name: str
     scopes: Sequence[str] = (SEND,)

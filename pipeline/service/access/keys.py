@@ -37,13 +37,15 @@ MARK: Final = "mark"
 OPERATE: Final = "operate"  # trainings, models, watchlist, dead letters, GPU leases
 ADMIN: Final = "admin"  # keys and the audit log
 INFER: Final = "infer"  # questions to the served models of one tenant
-SCOPES: Final = (SEND, READ, MARK, OPERATE, ADMIN, INFER)
+GPU: Final = "gpu"  # leases of one tenant of the GPU pool
+SCOPES: Final = (SEND, READ, MARK, OPERATE, ADMIN, INFER, GPU)
+_OF_TENANTS: Final = frozenset({INFER, GPU})
 # A scope of the API brings those before it.
 _BRINGS: Final = {
     READ: (READ,),
     MARK: (READ, MARK),
-    OPERATE: (READ, MARK, OPERATE),
-    ADMIN: (READ, MARK, OPERATE, ADMIN),
+    OPERATE: (READ, MARK, OPERATE, GPU),
+    ADMIN: (READ, MARK, OPERATE, ADMIN, GPU),
 }
 _SCHEMES: Final = frozenset({"bearer", "splunk", "apikey", "basic"})
 
@@ -51,7 +53,8 @@ _SCHEMES: Final = frozenset({"bearer", "splunk", "apikey", "basic"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderKey:
     """The rights of a key. `workload`: the one of all its lines. `patterns`: workloads it may send for, as in
-    `logweir watch`; empty: all. `tenant`: whose models it asks, with the scope `infer`."""
+    `logweir watch`; empty: all. `tenant`: whose models it asks, with the scope `infer`, and whose leases it
+    has, with `gpu`."""
 
     name: str
     digest: str
@@ -65,6 +68,11 @@ class SenderKey:
     def may(self, scope: str) -> bool:
         """Whether it is good for this, alone or by a scope that brings it."""
         return any(scope in _BRINGS.get(own, (own,)) for own in self.scopes)
+
+    @property
+    def bound_tenant(self) -> str:
+        """The only tenant whose leases it may ask for, see and end; "" where all are open or none."""
+        return self.tenant if GPU in self.scopes and not self.may(OPERATE) else ""
 
     def holds(self, now: datetime) -> bool:
         """False once it has expired."""
@@ -122,10 +130,10 @@ class SenderKeys:
             raise BadInput(f"{name[:40]!r} is no name of a key; use 1 to {MAX_KEY_NAME} printable characters")
         if workload:
             check_name("workload", workload)
-        if tenant and (INFER not in wanted or not is_name(tenant)):
+        if tenant and (not _OF_TENANTS & set(wanted) or not is_name(tenant)):
             raise BadInput(
                 f"tenant {tenant[:60]!r} is not usable; use letters, digits, dots, dashes and underscores, at "
-                "most 63, with the scope infer"
+                "most 63, with the scope infer or gpu"
             )
         secret = "lw_" + secrets.token_urlsafe(32)
         created_ms = now_ms(self.client)
@@ -137,7 +145,7 @@ class SenderKeys:
             "workload": workload,
             "patterns": [check_pattern(pattern) for pattern in patterns],
             "created_ms": created_ms,
-            "tenant": (tenant or TENANT) if INFER in wanted else "",
+            "tenant": (tenant or TENANT) if _OF_TENANTS & set(wanted) else "",
         }
         with answering():
             if int(self.client.hlen(self.key)) >= MAX_KEYS:

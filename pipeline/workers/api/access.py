@@ -112,14 +112,18 @@ class Doorkeeper:
         return bool(self.own) and self.listener.loopback and hmac.compare_digest(key_digest(text), self.own)
 
 
-def needs(scope: str, *, whole: bool = True) -> Callable[[Request], Awaitable[Asker]]:
-    """The dependency of a route. `whole`: its answer is about the whole pipeline, not about workloads."""
+def needs(*scopes: str, whole: bool = True) -> Callable[[Request], Awaitable[Asker]]:
+    """The dependency of a route, for keys with one of these scopes.
+
+    `whole`: its answer is about the whole pipeline, not about workloads.
+    """
 
     async def asker(request: Request) -> Asker:
         found: Asker = await request.app.state.api.doorkeeper.admit(request)
-        if not found.key.may(scope):
+        if not any(map(found.key.may, scopes)):
+            wanted = " or ".join(map(repr, scopes))
             raise AskRefused(
-                403, f"the key {found.name!r} may not do this; it needs the scope {scope!r}, and has "
+                403, f"the key {found.name!r} may not do this; it needs the scope {wanted}, and has "
                 f"{', '.join(found.key.scopes)}"
             )  # fmt: skip
         if whole and found.only:

@@ -1,5 +1,6 @@
 """Routes that change something. Each change goes to the audit log under the name of the key."""
 
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request
@@ -15,7 +16,7 @@ from pipeline.models.registry import Registry
 from pipeline.records.batch import utc_now
 from pipeline.redis.keys import SHARED
 from pipeline.service.access.key_changes import KeyAsked, add_key, revoke_key
-from pipeline.service.access.keys import ADMIN, MARK, OPERATE
+from pipeline.service.access.keys import ADMIN, GPU, MARK, OPERATE
 from pipeline.service.dead_letters import change_dead_letters
 from pipeline.service.gpu import release_lease, renew_lease, request_lease
 from pipeline.service.incident_decisions import decide_incident
@@ -39,10 +40,12 @@ from pipeline.service.watchlist import change_watchlist
 from pipeline.workers.api.access import Asker, needs
 from pipeline.workers.api.answering import answers_with, as_json
 from pipeline.workers.api.asking import api_of
+from pipeline.workers.api.problems import AskRefused
 
 router: Final = APIRouter(tags=["changes"])
 Marking = Annotated[Asker, Depends(needs(MARK))]
 Operating = Annotated[Asker, Depends(needs(OPERATE))]
+Lending = Annotated[Asker, Depends(needs(GPU))]
 Ruling = Annotated[Asker, Depends(needs(ADMIN))]
 Name = Annotated[str, Path(max_length=300)]
 Why = Annotated[str, Field(max_length=500)]
@@ -114,12 +117,12 @@ class WatchlistBody(Body):
 
 class KeyBody(Body):
     """`only`: patterns of the workloads that it sends for or sees. `lasts`: 12h, 90d. `tenant`: whose models
-    it asks, with the scope `infer`."""
+    it asks, with the scope `infer`, and whose leases it has, with `gpu`."""
 
     name: Annotated[str, Field(min_length=1, max_length=60)]
     scopes: Annotated[
-        list[Literal["send", "read", "mark", "operate", "admin", "infer"]],
-        Field(min_length=1, max_length=6),
+        list[Literal["send", "read", "mark", "operate", "admin", "infer", "gpu"]],
+        Field(min_length=1, max_length=7),
     ]
     workload: Annotated[str, Field(max_length=200)] = ""
     only: Annotated[list[Text], Field(max_length=100)] = []
@@ -306,13 +309,22 @@ async def post_dead_letter(
 
 
 @router.post("/gpu/leases", responses=answers_with(dict[str, Any], "The lease.", status=201), status_code=201)
-async def post_lease(request: Request, asker: Operating, body: LeaseBody) -> Response:
-    """A lease at once, or 409. `logweir gpu request` also gives the variables that bound a program."""
+async def post_lease(request: Request, asker: Lending, body: LeaseBody) -> Response:
+    """A lease at once, or 409. `logweir gpu request` also gives the variables that bound a program.
+
+    A key of the scope `gpu` gets leases of its tenant alone. Holder and name then begin with the tenant.
+    """
     api = api_of(request)
     need = Need(max_duration_s=body.lasts_s, **body.model_dump(exclude={"holder", "name", "lasts_s"}))
+    holder, name = body.holder, body.name
+    if tenant := asker.key.bound_tenant:
+        named = body.tenant if "tenant" in body.model_fields_set else tenant
+        need = _of_tenant(replace(need, tenant=named), tenant, asker.name)
+        # Who gives the holder and the name of a lease gets it again: neither may be another tenant's.
+        holder, name = f"{tenant}/{holder}", f"{tenant}.{name}"
     lease = await api.facts(
         request_lease, api.client, api.settings, need,
-        holder=body.holder, name=body.name, lasts_s=body.lasts_s, by=asker.name,
+        holder=holder, name=name, lasts_s=body.lasts_s, by=asker.name,
     )  # fmt: skip
     shown = {
         "lease": lease.lease_id,
@@ -323,18 +335,37 @@ async def post_lease(request: Request, asker: Operating, body: LeaseBody) -> Res
     return as_json(request, shown, status=201)
 
 
+def _of_tenant(need: Need, tenant: str, key: str) -> Need:
+    """The need, where a key that is bound to this tenant may ask for it. Raises AskRefused."""
+    if need.tenant != tenant:
+        raise AskRefused(
+            403, f"the key {key!r} asks for tenant {tenant!r} alone, and not for {need.tenant!r}"
+        )
+    if need.priority > 0:
+        raise AskRefused(
+            403, f"priority {need.priority} goes before other tenants; the key {key!r} may ask for 0 and less"
+        )
+    return need
+
+
 @router.post("/gpu/leases/{lease}/renew", responses=answers_with(dict[str, Any], "Its new end."))
-async def post_renew(request: Request, _asker: Operating, lease: Name, body: TokenBody) -> Response:
+async def post_renew(request: Request, asker: Lending, lease: Name, body: TokenBody) -> Response:
     """Keeps a lease for its whole time from now on. It says by when it has to be given back, if so."""
     api = api_of(request)
-    return as_json(request, await api.facts(renew_lease, api.client, api.settings, lease, body.token))
+    renewed = await api.facts(
+        renew_lease, api.client, api.settings, lease, body.token, tenant=asker.key.bound_tenant
+    )
+    return as_json(request, renewed)
 
 
 @router.post("/gpu/leases/{lease}/release", responses=answers_with(dict[str, str], "`released`."))
-async def post_release(request: Request, asker: Operating, lease: Name, body: TokenBody) -> Response:
+async def post_release(request: Request, asker: Lending, lease: Name, body: TokenBody) -> Response:
     """Gives a lease back; its processes are off the devices."""
     api = api_of(request)
-    await api.facts(release_lease, api.client, api.settings, lease, body.token, by=asker.name)
+    await api.facts(
+        release_lease, api.client, api.settings, lease, body.token,
+        by=asker.name, tenant=asker.key.bound_tenant,
+    )  # fmt: skip
     return as_json(request, {"released": lease})
 
 

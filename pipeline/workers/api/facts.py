@@ -14,7 +14,7 @@ from pipeline.observe.events import EventPage, check_event_id, check_event_types
 from pipeline.records.batch import utc_now
 from pipeline.service.access.audit import read_audit
 from pipeline.service.access.key_changes import read_keys
-from pipeline.service.access.keys import ADMIN, OPERATE, READ
+from pipeline.service.access.keys import ADMIN, GPU, OPERATE, READ
 from pipeline.service.cursors import page_of
 from pipeline.service.dead_letters import read_dead_batch, read_dead_letters
 from pipeline.service.gpu import can_infer, job_output, job_rows, read_usage, served_rows
@@ -181,12 +181,18 @@ async def get_gpus(request: Request, asker: WholeView) -> Response:
 
 
 @router.get("/gpu/leases", responses=answers_with(list[dict[str, Any]], "Leases, the oldest first."))
-async def get_leases(request: Request, asker: WholeView) -> Response:
-    """Leases that live. Tokens are shown to keys with the scope `operate`."""
-    shown = asker.key.may(OPERATE)
+async def get_leases(request: Request, asker: Annotated[Asker, Depends(needs(READ, GPU))]) -> Response:
+    """Leases that live. Tokens are shown to keys with the scope `operate`.
+
+    A key of the scope `gpu` sees those of its tenant, with their tokens.
+    """
+    tenant = asker.key.bound_tenant
+    shown = bool(tenant) or asker.key.may(OPERATE)
 
     def ask(api: Api) -> list[dict[str, Any]]:
         rows = lease_rows(Pool(api.client, api.settings).snapshot())
+        if tenant:
+            rows = [row for row in rows if row["tenant"] == tenant]
         return rows if shown else [_without_tokens(row) for row in rows]
 
     return await _told(request, ask)

@@ -43,6 +43,7 @@ from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
 from pipeline.service.access.keys import SenderKeys
 from pipeline.service.access.own_key import own_key_file
+from pipeline.service.gpu import add_tenant, remove_tenant
 from pipeline.service.local import Local
 from pipeline.service.questions import LinesAsked, PatternsAsked
 from pipeline.service.stored.values import ChangeKind
@@ -405,6 +406,63 @@ def test_changes_happen_and_are_in_the_audit_log_without_secrets(asked: Asked) -
     logs = "".join(path.read_text(errors="replace") for path in (asked.settings.data.dir / "logs").iterdir())
     assert secret not in logs + json.dumps(log) and asked.key not in logs
     assert own_key_file(asked.settings.data.dir).stat().st_mode & 0o077 == 0
+
+
+def test_a_key_of_a_tenant_takes_no_other_name_and_reaches_no_lease_of_others(asked: Asked) -> None:
+    pool = Pool(asked.redis, asked.settings)
+    put_devices(pool)
+    keys = {
+        name: add_tenant(asked.redis, asked.settings, name, 1.0, by="test").key
+        for name in ("red", "red.team", "blue")
+    }
+    reader = asked.new_key("gpu-reader", "read")
+    time.sleep(1.1)  # as long as an older ring of keys is taken, and an older list of tenants
+
+    def take(key: str, **body: Any) -> Answer:
+        return asked.ask("/api/v1/gpu/leases", "POST", body={"memory_mib": 100, **body}, key=key)
+
+    got = take(keys["red"], holder="me", name="job")
+    assert got.status == 201 and got.json["lease"] == "red.job", got
+    lease = next(one for one in pool.snapshot().leases if one.lease_id == "red.job")
+    assert (lease.need.tenant, lease.holder, lease.need.kind) == ("red", "red/me", "user")
+    token = {"token": got.json["token"]}
+    # Another tenant knows name, holder and token, and takes the place of the first.
+    for body in ({"tenant": "red"}, {"tenant": "logweir"}, {"priority": 1}):
+        refused = take(keys["blue"], holder="me", name="job", **body)
+        assert refused.status == 403 and "blue" in refused.json["detail"], refused
+    assert take(keys["blue"], holder="red/me", name="job").json["lease"] == "blue.job"
+    assert take(keys["red.team"], holder="me", name="x").json["lease"] == "red.team.x"
+    squat = take(keys["red"], holder="me", name="team.x")
+    assert squat.status == 409 and "belongs to red.team/me" in squat.json["detail"], squat
+    for name in ("red.job", "red.team.x"):
+        for action in ("renew", "release"):
+            stolen = asked.ask(f"/api/v1/gpu/leases/{name}/{action}", "POST", body=token, key=keys["blue"])
+            assert stolen.status == 404, stolen
+    mine = asked.get("/gpu/leases", key=keys["blue"])
+    assert [(one["lease"], one["token"] is None) for one in mine] == [("blue.job", False)]
+    assert all(one["token"] is None for one in asked.get("/gpu/leases", key=reader))
+    assert take(reader, holder="me", name="job").status == 403
+    for path in (
+        "/gpu",
+        "/gpu/tenants",
+        "/gpu/jobs",
+        "/status",
+        "/lines?limit=1",
+        "/keys",
+        "/audit",
+        "/watchlist",
+    ):
+        assert asked.ask(f"/api/v1{path}", key=keys["blue"]).status == 403, path
+    made = asked.ask("/api/v1/keys", "POST", body={"name": "x", "scopes": ["admin"]}, key=keys["blue"])
+    assert made.status == 403
+    assert asked.ask("/api/v1/gpu/leases/red.job/renew", "POST", body=token, key=keys["red"]).status == 200
+    assert asked.ask("/api/v1/gpu/leases/red.job/release", "POST", body=token, key=keys["red"]).status == 200
+    for name in keys:
+        remove_tenant(asked.redis, asked.settings, name, by="test")
+    assert wait_until(lambda: take(keys["red"], holder="me", name="job").status == 401, timeout_s=5)
+    for one in pool.snapshot().leases:
+        pool.release(one)
+    SenderKeys(asked.redis, asked.settings).revoke("gpu-reader")
 
 
 def test_events_name_what_changed_also_to_a_client_that_was_away(asked: Asked) -> None:

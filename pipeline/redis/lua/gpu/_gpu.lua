@@ -95,7 +95,7 @@ local function about(need, part, device)
   end
   return { node = device.node, name = device.name or '', share = string.format('%.6f', share) }
 end
--- The time of a part, in milliseconds of a whole device, for the days of UTC in which it was held (gpu/accounts.py).
+-- The time of a part, in milliseconds of a whole device, for the days of UTC in which it was held (gpu/leasing/accounts.py).
 local function spend(tenant, from, ended, share)
   for day = math.floor(from / DAY), math.floor(math.max(from, ended - 1) / DAY) do
     local ms = math.min(ended, (day + 1) * DAY) - math.max(from, day * DAY)
