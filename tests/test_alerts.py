@@ -12,8 +12,10 @@ import pytest
 import redis
 import yaml
 from conftest import ROOT
+from pool_devices import put_devices
 from prometheus_client import CollectorRegistry
 
+from pipeline.gpu.pool import Pool
 from pipeline.settings import Settings
 from pipeline.workers.scrape import Scrape
 
@@ -41,6 +43,7 @@ def exported(client: "redis.Redis", settings: Settings) -> dict[str, list[dict[s
     """The label sets of every metric that an exporter shows on a real Redis where a model is live."""
     key = f"{{{settings.redis.key_prefix}}}:model"
     client.hset(key, mapping={"version": "m000001-0a1b2c3d", "published_ms": 1})
+    put_devices(Pool(client, settings), 1, utilisation_percent=5, temperature_c=40)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Scrape(client, settings))
     found: dict[str, list[dict[str, str]]] = {}

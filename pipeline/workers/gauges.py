@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, Final
 
 from pipeline.gpu.leasing.pool_ledger import PoolLedger
 from pipeline.gpu.policy.fairness import parse_tenants
-from pipeline.gpu.values import TENANT, LeaseKind, LeaseMode
+from pipeline.gpu.values import TENANT, LeaseKind, LeaseMode, Snapshot
 from pipeline.ledger.intake import MAX_IDENTITIES
 from pipeline.messages.routing import QUEUE_DRAIN, all_queues, both
 from pipeline.observe.counters import OTHER, ROLES, STAGES, Meter, MeterKind
@@ -31,6 +32,7 @@ GROWING: Final = ("accepted", "stored", "skipped", "discarded", "anomalous", "no
 PASSING: Final = ("dead", "warming")
 CLASSES: Final = ("fresh", "backfill")
 LAG_SHOWN: Final = 200
+LISTED: Final = 256  # devices with series of their own, four each
 LAG_KNOWN_MS: Final = 60_000  # a reader reports every other second
 TROUBLES: Final = (*STAGES, "source", "templates", "model", OTHER)
 
@@ -111,6 +113,12 @@ NODES: Final = _gauge("gpu_nodes", "Machines whose agent was heard of.", state=(
 DEVICES: Final = _gauge("gpu_devices", "GPUs and MIG slices.", state=("usable", "unusable"))
 GPU_MEMORY: Final = _gauge("gpu_memory_bytes", "Memory of usable devices that may be leased.")
 GPU_LEASED: Final = _gauge("gpu_leased_bytes", "Memory that is leased.")
+DEVICE_LEASED: Final = _gauge("gpu_device_leased_bytes", "Memory leased of a device.", node=(), device=())
+DEVICE_USED: Final = _gauge("gpu_device_used_bytes", "Memory used on a device.", node=(), device=())
+DEVICE_BUSY: Final = _gauge(
+    "gpu_device_busy_ratio", "Share of time in which a kernel ran on a device.", node=(), device=()
+)
+DEVICE_HEAT: Final = _gauge("gpu_device_temperature_celsius", "Temperature of a device.", node=(), device=())
 GPU_LEASES: Final = _gauge("gpu_leases", "Leases that live.", mode=("shared", "exclusive"))
 GPU_WAITING: Final = _gauge("gpu_waiting", "Needs that wait for a GPU.")
 GPU_OLDEST: Final = _gauge("gpu_oldest_waiting_seconds", "How long the oldest of them has waited.")
@@ -275,6 +283,27 @@ def set_gpus(values: Values, pool: PoolLedger | None) -> None:
     oldest = max((view.now_ms - request.since_ms for request in waiting), default=0) if view else 0
     set_value(values, GPU_OLDEST, oldest / 1000)
     set_value(values, GPU_LEFT, len(orphans))
+    if view is not None:
+        _set_devices(values, view)
+
+
+def _set_devices(values: Values, view: Snapshot) -> None:
+    """The first LISTED devices by node and index; without what their driver or a silent node does not say."""
+    leased: defaultdict[str, int] = defaultdict(int)
+    for lease in view.leases:
+        for part in lease.parts:
+            leased[part.uuid] += part.memory_mib
+    silent = {node.name for node in view.nodes if node.silent}
+    for device in view.devices[:LISTED]:
+        labels = (device.node, device.uuid)
+        set_value(values, DEVICE_LEASED, leased[device.uuid] * 2**20, *labels)
+        if device.node in silent:
+            continue
+        set_value(values, DEVICE_USED, device.used_mib * 2**20, *labels)
+        if device.utilisation_percent is not None:
+            set_value(values, DEVICE_BUSY, device.utilisation_percent / 100, *labels)
+        if device.temperature_c is not None:
+            set_value(values, DEVICE_HEAT, device.temperature_c, *labels)
 
 
 def set_gpu_seconds(values: Values, metered: Mapping[bytes, bytes] | None, tenants: Iterable[str]) -> None:

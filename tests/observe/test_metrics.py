@@ -18,10 +18,13 @@ from pathlib import Path
 import pytest
 import redis
 from polling import wait_until
+from pool_devices import put_devices
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.errors import BadInput, RedisUnavailable, SinkUnavailable
+from pipeline.gpu.pool import Pool
+from pipeline.gpu.values import Device, Need
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.app import make_app
 from pipeline.observe import counters as metrics
@@ -37,7 +40,7 @@ from pipeline.settings import Settings
 from pipeline.tasks import drain, ingest
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import perform
-from pipeline.workers import agent, roles, sockets, source
+from pipeline.workers import agent, gauges, roles, sockets, source
 from pipeline.workers import metrics as exporter_process
 from pipeline.workers.gauges import LINES_TOTAL, SHOWN
 from pipeline.workers.intake import server as intake_process
@@ -401,7 +404,11 @@ def test_every_label_is_of_a_closed_set_whatever_redis_holds(
     nats_progress.report_stream(client, settings, "in", stream("logweir-in"))
     client.hset(keys.nats, "broken", "secret")
     # Versions and the topics that an operator names are no closed sets.
+    a_device = ("node-a", *(device.uuid for device in busy_devices(client, settings)))
     unbounded = {
+        **dict.fromkeys(
+            (meter.name for meter in SHOWN if meter.name.startswith("logweir_gpu_device_")), a_device
+        ),
         "logweir_model_info": ("m000001-0a1b2c3d",),
         "logweir_kafka_lag_records": ("app", "0"),
         "logweir_nats_lag_messages": ("logweir-in",),
@@ -418,6 +425,32 @@ def test_every_label_is_of_a_closed_set_whatever_redis_holds(
     assert {name for name, _ in samples} >= {
         meter.name for meter in (*SHOWN, *metrics.METERS) if not meter.buckets and meter is not LINES_TOTAL
     }
+
+
+def busy_devices(client: "redis.Redis", settings: Settings) -> tuple[Device, ...]:
+    return put_devices(Pool(client, settings), 2, utilisation_percent=87, temperature_c=61)
+
+
+def test_each_device_has_its_own_numbers_less_what_a_silent_node_does_not_say(
+    client: "redis.Redis", settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = Pool(client, settings)
+    one, two = (device.uuid for device in busy_devices(client, settings))
+    pool.request(Need(memory_mib=1_000, device=one), holder="a")
+
+    def numbers() -> dict[str, dict[str, float]]:
+        found: dict[str, dict[str, float]] = {}
+        for (name, labels), value in read(client, settings).items():
+            if name.startswith("logweir_gpu_device_"):
+                found.setdefault(dict(labels)["device"], {})[name.removeprefix("logweir_gpu_device_")] = value
+        return found
+
+    full = {"leased_bytes": 0.0, "used_bytes": 0.0, "busy_ratio": 0.87, "temperature_celsius": 61.0}
+    assert numbers() == {one: full | {"leased_bytes": 1_000 * 2.0**20}, two: full}
+    client.zadd(pool.ledger.keys.gpu("beats"), {"node-a": 1})
+    assert numbers() == {one: {"leased_bytes": 1_000 * 2.0**20}, two: {"leased_bytes": 0.0}}
+    monkeypatch.setattr(gauges, "LISTED", 1)
+    assert set(numbers()) == {one}
 
 
 # ---- the process ---------------------------------------------------------------------------------
