@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import redis
 
@@ -15,7 +15,7 @@ from pipeline.gpu.leasing.pool_ledger import PoolLedger
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.routing import all_queues, both, stage_queues
 from pipeline.models.registry import Registry
-from pipeline.observe.presence import Presence, WorkerView
+from pipeline.observe.presence import Presence, Trouble, WorkerView
 from pipeline.records.delivery import Stage
 from pipeline.redis.attach import running
 from pipeline.redis.connection import answering, connect
@@ -78,7 +78,7 @@ def _read(client: "redis.Redis", settings: Settings) -> StackStatus:
         closed=ledger.intake.paused_because(),
         full=None if refusal is None else str(refusal),
         warming_batches=ledger.backlog.warming(),
-        trouble=presence.trouble(),
+        trouble=presence.trouble() or _refused_writes(client),
         watching=ledger.backlog.watching(),
         drain_shards=_drain_shards(client, settings, workers),
         gpus=_pool_counts(client, settings),
@@ -95,6 +95,24 @@ def _read(client: "redis.Redis", settings: Settings) -> StackStatus:
         results=_stored(settings),
         results_keep=kept_results(settings.data.results_keep),
     )
+
+
+def journal_trouble(facts: Mapping[str, Any]) -> Trouble | None:
+    """That Redis cannot write, by its INFO of persistence. No process can record this trouble: Redis refuses
+    that, too."""
+    if not facts.get("aof_enabled") or facts.get("aof_last_write_status", "ok") == "ok":
+        return None
+    return Trouble(
+        stage="redis",
+        reason="Redis cannot write its journal, as on a full disk, and takes nothing more in; free some disk space",
+    )
+
+
+def _refused_writes(client: "redis.Redis") -> Trouble | None:
+    try:
+        return journal_trouble(cast("Mapping[str, Any]", client.info("persistence")))
+    except redis.ResponseError:  # this user may not ask
+        return None
 
 
 def read_queues(client: "redis.Redis", settings: Settings) -> list[QueueLength]:

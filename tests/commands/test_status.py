@@ -14,7 +14,7 @@ from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import Need
 from pipeline.observe.presence import Presence
 from pipeline.redis.keys import Keys
-from pipeline.service.status import read_status
+from pipeline.service.status import journal_trouble, read_status
 from pipeline.settings import Settings
 
 
@@ -112,3 +112,11 @@ def test_the_json_of_status_has_the_names_that_programs_read(
     assert list(facts["gpus"]) == ["devices", "usable", "leases", "waiting", "trouble"]
     (worker,) = facts["workers"]
     assert list(worker) == ["name", "role", "pid", "queues", "beat_ms", "progress", "serves"]
+
+
+def test_a_redis_that_cannot_write_its_journal_is_a_trouble() -> None:
+    full = journal_trouble({"aof_enabled": 1, "aof_last_write_status": "err"})
+    assert full is not None and "free some disk space" in full.reason
+    assert journal_trouble({"aof_enabled": 1, "aof_last_write_status": "ok"}) is None
+    assert journal_trouble({"aof_enabled": 0, "aof_last_write_status": "err"}) is None
+    assert journal_trouble({}) is None
