@@ -168,21 +168,25 @@
     }
     return found;
   };
-  const draw = (at = 0) => {
+  const choose = (at) => {
+    $$("a", hits).forEach((link, n) => { link.classList.toggle("on", n === at); link.ariaSelected = String(n === at); });
+    text.setAttribute("aria-activedescendant", $(`#hit-${at}`) ? `hit-${at}` : "");
+  };
+  const draw = () => {
     hits.replaceChildren(...choices().map(([name, address], n) => {
       const item = document.createElement("li"), link = document.createElement("a");
-      item.role = "none"; link.role = "option"; link.id = `hit-${n}`; link.tabIndex = -1; link.ariaSelected = String(n === at);
-      link.href = address; link.textContent = name; link.classList.toggle("on", n === at);
+      item.role = "none"; link.role = "option"; link.id = `hit-${n}`; link.tabIndex = -1;
+      link.href = address; link.textContent = name;
       item.append(link);
       return item;
     }));
-    text.setAttribute("aria-activedescendant", $(`#hit-${at}`) ? `hit-${at}` : "");
+    choose(0);
   };
   function openPalette() { if (palette) { text.value = ""; draw(); palette.showModal(); text.focus(); } }
   text?.addEventListener("input", () => draw());
   text?.addEventListener("keydown", (event) => {
     const all = $$("a", hits), at = all.findIndex((link) => link.classList.contains("on"));
-    if (event.key === "ArrowDown" || event.key === "ArrowUp") { event.preventDefault(); draw((at + (event.key === "ArrowDown" ? 1 : -1) + all.length) % all.length); }
+    if (event.key === "ArrowDown" || event.key === "ArrowUp") { event.preventDefault(); choose((at + (event.key === "ArrowDown" ? 1 : -1) + all.length) % all.length); }
     if (event.key === "Enter") { event.preventDefault(); all[at]?.click(); }
   });
 
