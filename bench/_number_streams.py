@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 import numpy as np
+import polars as pl
 
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.masking.masks import shipped
@@ -14,18 +15,19 @@ from pipeline.drain.templates import Templates
 from pipeline.records.levels import ERROR_LEVELS
 from pipeline.records.schema import raw_frame
 from pipeline.sources import formats
-from pipeline.watching.values.sampling import chosen_rows, value_tables, value_texts
+from pipeline.watching.numbers.variable import SLOTS
+from pipeline.watching.values.sampling import SLOT_S, ValueSample, value_texts
 
-BATCH: Final = 5_000  # records of a batch
-ValuesByMinute = dict[tuple[int, int, str, str], dict[int, int]]
+BATCH_S: Final = 2  # seconds
+ValuesBySlot = dict[tuple[int, int, str, str], dict[int, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueStream:
-    """`values`: in the order of minutes; `texts`: of templates."""
+    """`values`: in the order of their slots; `texts`: of templates."""
 
     name: str
-    values: ValuesByMinute
+    values: ValuesBySlot
     texts: dict[int, str]
     lines: int
 
@@ -33,7 +35,7 @@ class ValueStream:
     def minutes(self) -> int:
         """From the first value to the last."""
         every = [key[0] for key in self.values]
-        return max(every) - min(every) + 1 if every else 0
+        return (max(every) - min(every)) // SLOTS + 1 if every else 0
 
 
 def value_stream(name: str, lines: Sequence[str]) -> ValueStream:
@@ -47,28 +49,35 @@ def value_stream(name: str, lines: Sequence[str]) -> ValueStream:
     severe = parsed["level"].is_in(list(ERROR_LEVELS)).fill_null(False)
     tree = Templates(similarity=0.7, depth=4, per_workload=5000)
     known: dict[tuple[str, bool], int] = {}
-    texts: dict[int, str] = {}
+    texts_by_id: dict[int, str] = {}
     ids = []
     for key in zip(masked.to_list(), severe.to_list(), strict=True):
         if key not in known:
             template, _ = tree.learn(key[0], severe=key[1], workload="w")
             known[key] = template.template_id if template else 0
-            texts[known[key]] = template.text if template else ""
+            texts_by_id[known[key]] = template.text if template else ""
         ids.append(known[key])
-    template_ids = np.array(ids, dtype=np.int64)
-    minutes = (parsed["timestamp"].dt.epoch("s") // 60).fill_null(0).to_numpy()
-    timed = parsed["timed"].fill_null(value=False).to_numpy()
-    raw = value_texts(parsed)
-    values: ValuesByMinute = {}
-    for begin in range(0, len(raw), BATCH):
-        part = slice(begin, begin + BATCH)
-        of = np.zeros(len(raw[part]), dtype=np.int64)
-        rows = chosen_rows(of, template_ids[part], timed[part] & (template_ids[part] > 0))
-        table = value_tables(
-            [raw[part][row] for row in rows.tolist()], of[rows], minutes[part][rows], template_ids[part][rows]
-        ).get(0)
-        for minute, template_id, variable, kind, bins, counts in table.rows() if table is not None else ():
-            sums = values.setdefault((minute, template_id, variable, kind), {})
-            for number, n in zip(bins, counts, strict=True):
-                sums[number] = sums.get(number, 0) + n
-    return ValueStream(name=name, values=dict(sorted(values.items())), texts=texts, lines=len(lines))
+    of_records = pl.DataFrame(
+        {
+            "at": parsed["timestamp"].dt.epoch("ms"),
+            "timed": parsed["timed"].fill_null(value=False),
+            "template": pl.Series(ids, dtype=pl.Int64),
+            "text": value_texts(parsed),
+        }
+    ).filter(pl.col("timed") & pl.col("at").is_not_null() & (pl.col("template") > 0))
+    values: ValuesBySlot = {}
+    # As a shipper sends them: what came within BATCH_S seconds is stored together.
+    for part in (
+        of_records.with_columns((pl.col("at") // (1000 * BATCH_S)).alias("batch"))
+        .sort("at")
+        .partition_by("batch", maintain_order=True)
+    ):
+        texts, slots = part["text"].to_list(), (part["at"] // (1000 * SLOT_S)).to_numpy()
+        none = np.zeros(part.height, dtype=np.int64)
+        sample = ValueSample(none, slots, part["template"].to_numpy(), none == 0)
+        for table in sample.tables(lambda rows, texts=texts: [texts[row] for row in rows.tolist()]).values():  # type: ignore[misc]
+            for slot, template_id, variable, kind, bins, counts in table.rows():
+                sums = values.setdefault((slot, template_id, variable, kind), {})
+                for number, n in zip(bins, counts, strict=True):
+                    sums[number] = sums.get(number, 0) + n
+    return ValueStream(name=name, values=dict(sorted(values.items())), texts=texts_by_id, lines=len(lines))

@@ -25,7 +25,7 @@ from pipeline.records.schema import is_timed
 from pipeline.records.verdict import UNCLASSIFIED, Reason
 from pipeline.records.wire import Codec
 from pipeline.watching.table import ObservedTable, Schema
-from pipeline.watching.values.sampling import VALUES, chosen_rows, value_tables, value_texts
+from pipeline.watching.values.sampling import SLOT_S, VALUES, ValueSample, value_texts
 
 # More than the largest batch in use has with four keys a record come from a mistaken session key.
 MAX_EVENTS: Final = 40_000
@@ -228,6 +228,7 @@ class _Counted:
 
     of: "np.ndarray[tuple[int], np.dtype[np.int64]]"  # the workload's number for each row
     minute: "np.ndarray[tuple[int], np.dtype[np.int64]]"
+    slot: "np.ndarray[tuple[int], np.dtype[np.int64]]"
     template: "np.ndarray[tuple[int], np.dtype[np.int64]]"
     rated: "np.ndarray[tuple[int], np.dtype[np.bool]]"  # rows that count in rates
     # Of each workload:
@@ -256,6 +257,7 @@ class _Counted:
         return cls(
             of=of,
             minute=at_us // 60_000_000,
+            slot=at_us // (SLOT_S * 1_000_000),
             template=template,
             # A rate of arrival times is that of the reader.
             rated=timed & (template != UNCLASSIFIED),
@@ -285,11 +287,11 @@ def _values(
     counted: _Counted, several: Sequence[pl.DataFrame], first_time: Sequence[bool]
 ) -> dict[int, ObservedTable]:
     """VALUES of each workload; none of rows that were stored before."""
-    rows = chosen_rows(counted.of, counted.template, counted.rated & np.array(first_time)[counted.of])
-    if not rows.size:
-        return {}
-    texts = value_texts(pl.concat([one.select("raw", "message") for one in several])[rows])
-    return value_tables(texts, counted.of[rows], counted.minute[rows], counted.template[rows])
+    texts = pl.concat([one.select("raw", "message") for one in several])
+    sample = ValueSample(
+        counted.of, counted.slot, counted.template, counted.rated & np.array(first_time)[counted.of]
+    )
+    return sample.tables(lambda rows: value_texts(texts[rows]))
 
 
 def _has_sessions(one: Observed) -> bool:

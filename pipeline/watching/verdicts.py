@@ -181,7 +181,7 @@ def of_alarm(workload: str, alarm: Alarm, texts: Mapping[int, str]) -> WatcherFi
 
 def of_numbers(workload: str, alarm: NumberAlarm, texts: Mapping[int, str]) -> WatcherFinding:
     """An alarm of numbers."""
-    text = texts.get(alarm.template_id or 0)
+    text = texts.get(alarm.template_id)
     nats = alarm.shown.nats
     return WatcherFinding(
         source=NUMBERS,
@@ -191,7 +191,7 @@ def of_numbers(workload: str, alarm: NumberAlarm, texts: Mapping[int, str]) -> W
         at=alarm.at,
         message=number_sentence(alarm, _cut(text, TEXT_CHARS) if text else None),
         detail="",
-        reasons=(f"{alarm.kind.value}:{alarm.template_id}" if alarm.template_id else alarm.kind.value,),
+        reasons=(alarm.kind.value if alarm.others else f"{alarm.kind.value}:{alarm.template_id}",),
         score=round(nats / (nats + max(alarm.threshold, 1e-9)), 6),
         p_value=math.exp(-min(nats, 690.0)),
         version="",

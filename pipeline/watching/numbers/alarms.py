@@ -11,6 +11,7 @@ from pipeline.watching.rates.detection import TOGETHER
 from pipeline.watching.values.bins import EXACT
 from pipeline.watching.values.typed import ValueKind
 
+EVERY_TEMPLATE: Final = 0  # the id of what all templates of a workload have together
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PLACES: Final = ("median", "90 % quantile")
 _UNITS: Final = {
@@ -21,11 +22,11 @@ _UNITS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberAlarm:
-    """A distribution that is another one, or a value far outside. `template_id` None: of many variables of
-    the workload, of which `template_id` and `name` of the first are those of `others`."""
+    """A distribution that is another one, or a value far outside. `others`: where it stands for the
+    workload, because many variables shifted in one minute, their templates; the surest is the one shown."""
 
     kind: Reason
-    template_id: int | None
+    template_id: int
     name: str
     value_kind: ValueKind
     shown: Deviation
@@ -36,11 +37,7 @@ class NumberAlarm:
     @property
     def cause(self) -> str:
         """The short stable name under which equal alarms group."""
-        return (
-            self.kind.value
-            if self.template_id is None
-            else f"{self.kind.value}:{self.template_id}:{self.name}"
-        )
+        return self.kind.value if self.others else f"{self.kind.value}:{self.template_id}:{self.name}"
 
     @property
     def at(self) -> datetime:
@@ -55,8 +52,8 @@ def of_one_minute(found: Sequence[NumberAlarm]) -> list[NumberAlarm]:
     for kind in (Reason.NUMBER_SHIFT, Reason.NUMBER_OUTLIER):
         same = sorted((alarm for alarm in found if alarm.kind is kind), key=lambda one: -one.shown.nats)
         if len(same) > TOGETHER:
-            others = tuple(f"T{one.template_id}" for one in same)
-            kept.append(replace(same[0], template_id=None, others=tuple(dict.fromkeys(others))))
+            others = tuple(f"T{one.template_id}" for one in same if one.template_id)
+            kept.append(replace(same[0], others=tuple(dict.fromkeys(others))))
         else:
             kept += same
     return kept
@@ -66,10 +63,12 @@ def number_sentence(alarm: NumberAlarm, text: str | None) -> str:
     """`took` of `request took <DURATION>`: median 1.8 s, was 40 ms, ... `text`: of its template."""
     shown, kind = alarm.shown, alarm.value_kind
     which = f"`{text}`" if text else f"template {alarm.template_id}"
-    if alarm.template_id is None:
-        which = f"values of many templates ({', '.join(alarm.others[:3])} and more)"
+    if alarm.template_id == EVERY_TEMPLATE:
+        which = f"`{alarm.name}` of all templates"
     elif alarm.name != f"{kind.value}#1":
         which = f"`{alarm.name}` of {which}"
+    if alarm.others:
+        which = f"many values shifted together ({', '.join(alarm.others[:3])} and more), first {which}"
     when = f"in {shown.n:,} values until {alarm.at:%Y-%m-%d %H:%M} UTC"
     if kind in EXACT:
         bad = "statuses from 400 on" if kind is ValueKind.STATUS else "codes other than 0"

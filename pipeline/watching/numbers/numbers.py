@@ -1,8 +1,9 @@
 """Numbers of one workload: the values of its templates' variables, and alarms about their distribution.
 
-`step` takes the values of complete minutes, in their order. Each variable compares its windows with its past
-(variable.py). Whether a deviation is an alarm is decided here: by a budget of false alarms over all windows
-of the workload, and by what its past showed (rates/thresholds.py). A shift is alerted once while it lasts.
+`step` takes the values of complete slots of time, in their order. Each variable compares its windows with
+its past (variable.py). Whether a deviation is an alarm is decided here: by a budget of false alarms over all
+windows of the workload, and by what its past showed (rates/thresholds.py). A shift is alerted once while it
+lasts.
 
 Memory is bounded: MAX_VARIABLES, those seen longest ago leave first, and MAX_PACKED bytes. Values that come
 late join the next window: a distribution does not need every value.
@@ -16,9 +17,9 @@ import msgspec
 from pipeline.errors import BadPayload
 from pipeline.records.verdict import Reason
 from pipeline.records.wire import Codec
-from pipeline.watching.numbers.alarms import NumberAlarm, of_one_minute
+from pipeline.watching.numbers.alarms import EVERY_TEMPLATE, NumberAlarm, of_one_minute
 from pipeline.watching.numbers.budget import BLOCK, OUTLIERS_PER_DAY, SHIFTS_PER_DAY, AlarmBudget
-from pipeline.watching.numbers.variable import LASTING, Deviation, JudgedWindow, Name, Variable
+from pipeline.watching.numbers.variable import HOUR, LASTING, SLOTS, Deviation, Name, Variable
 from pipeline.watching.rates.detection import AlertBackoff, EpochMinute, Positive, Repeat, TemplateId
 from pipeline.watching.values.typed import ValueKind
 
@@ -29,9 +30,9 @@ _WILD: Final = 2.25  # mean squared deviation of a median: a factor of 4.5. So j
 _WILD_WINDOWS: Final = 24
 _TESTS: Final = 2.0  # of a window: two quantiles
 _CALM: Final = 3  # windows that end an episode
-_HOUR: Final = 60  # minutes
+_POOLED: Final = (ValueKind.DURATION, ValueKind.TIME, ValueKind.STATUS)
 
-# (minute, template, name, kind), and the counts by bin
+# (slot, template, name, kind), and the counts by bin
 ValueCounts = Iterable[tuple[tuple[int, int, str, str], Mapping[int, int]]]
 
 
@@ -70,23 +71,44 @@ class Numbers:
         self.windows = self.values = 0.0
         self.without = 0.0
         self.wild: dict[tuple[int, str], None] = {}
+        self._first: dict[str, int] = {}  # a template that has a variable of this name
         self._at = 0  # the minute of the values at hand
 
     def step(self, counts: ValueCounts, *, judged: bool) -> list[NumberAlarm]:
         """Judge (`judged`) and learn the values of complete minutes, in this order."""
         alarms, found = list[NumberAlarm](), list[NumberAlarm]()
         minute = -1
-        for (at, template_id, name, kind), values in counts:
-            if at != minute:
+        for (slot, template_id, name, kind), values in counts:
+            if slot // SLOTS != minute:
                 alarms += of_one_minute(found)
-                found, minute = [], at
-                self._turn(at)
-            variable = self._variable(at, template_id, name, ValueKind(kind))
+                found, minute = [], slot // SLOTS
+                self._turn(minute)
+            variable = self._variable(slot, template_id, name, ValueKind(kind))
             if variable is None:
                 self.without += sum(values.values())
-            elif variable.take(at, values):
-                found += self._close(variable, at, judged=judged)
+                continue
+            if variable.take(slot, values):
+                found += self._close(variable, minute, judged=judged)
+            pooled = self._pooled(slot, variable)
+            if pooled is not None and pooled.take(slot, values):
+                found += self._close(pooled, minute, judged=judged)
         return alarms + of_one_minute(found)
+
+    def _pooled(self, slot: int, variable: Variable) -> Variable | None:
+        """The variable of all templates together, where several have one of this name: a template of few
+        lines has a window too seldom."""
+        if variable.kind not in _POOLED:
+            return None
+        first = self._first.setdefault(variable.name, variable.template_id)
+        if first == variable.template_id and (EVERY_TEMPLATE, variable.name) not in self.variables:
+            return None
+        return self._variable(slot, EVERY_TEMPLATE, variable.name, variable.kind)
+
+    def _told_by_templates(self, pooled: Variable) -> bool:
+        """Whether one of its templates is shifted for now."""
+        return any(
+            one.episode and one.name == pooled.name and one is not pooled for one in self.variables.values()
+        )
 
     def _turn(self, minute: int) -> None:
         self.since, self._at = self.since or max(1, minute), minute
@@ -95,25 +117,25 @@ class Numbers:
                 budget.turn(minute)
         self.minute = max(self.minute, minute)
 
-    def _variable(self, minute: int, template_id: int, name: str, kind: ValueKind) -> Variable | None:
+    def _variable(self, slot: int, template_id: int, name: str, kind: ValueKind) -> Variable | None:
         key = (template_id, name)
         variable = self.variables.get(key)
         if variable is not None and variable.kind is kind:
             return variable
         if variable is not None or key in self.wild:
             return None
-        if len(self.variables) >= MAX_VARIABLES and not self._make_room(minute):
+        if len(self.variables) >= MAX_VARIABLES and not self._make_room(slot):
             return None
         if sum(known == template_id for known, _ in self.variables) >= MAX_NAMES:
             return None
-        variable = Variable(template_id=template_id, name=name, kind=kind, since=minute, seen=minute)
+        variable = Variable(template_id=template_id, name=name, kind=kind, since=slot, seen=slot)
         self.variables[key] = variable
         return variable
 
-    def _make_room(self, minute: int) -> bool:
+    def _make_room(self, slot: int) -> bool:
         """Forget the variable that was seen longest ago, if that is an hour ago."""
         key = min(self.variables, key=lambda key: (self.variables[key].seen, key))
-        if minute - self.variables[key].seen < _HOUR:
+        if slot - self.variables[key].seen < HOUR:
             return False
         del self.variables[key]
         return True
@@ -125,79 +147,84 @@ class Numbers:
         result = variable.judge()
         self.windows += 1.0
         self.values += result.n
+        shift, score = result.shift, variable.cumulate(result.shift)
+        height = self._threshold(Reason.NUMBER_SHIFT, variable)
         found: list[NumberAlarm] = []
-        score = variable.cumulate(result.shift)
-        shifted = result.shift is not None and score >= self._threshold(Reason.NUMBER_SHIFT, variable)
-        if shifted or variable.episode:
-            found += self._episode(variable, result, score, minute, judged=judged)
+        if variable.episode and minute - variable.episode > LASTING:
+            self.backoff.ended(self._cause(Reason.NUMBER_SHIFT, variable), minute)
+            variable.renew()
+            variable.learn()
+        elif shift is not None and (score >= height or (variable.episode and variable.score)):
+            if self._begins(variable, shift, score, minute, judged=judged):
+                found = [self._alarm(Reason.NUMBER_SHIFT, variable, shift._replace(nats=score), height)]
+            variable.calm = 0
+            variable.drop_window()
+        elif variable.episode:
+            self._calms(variable, minute)
         else:
             self.budgets[Reason.NUMBER_SHIFT].add(score)
             variable.learn()
-            if result.outlier is not None:
-                found += self._far_outside(variable, result.outlier, minute, judged=judged)
+            if result.outlier is not None and variable.template_id != EVERY_TEMPLATE:
+                found = self._far_outside(variable, result.outlier, minute, judged=judged)
         self._drop_wild(variable)
         return found
 
-    def _episode(
-        self, variable: Variable, result: JudgedWindow, score: float, minute: int, *, judged: bool
-    ) -> list[NumberAlarm]:
-        """A window while the level of a variable is another one, or the first such window."""
-        kind, shift = Reason.NUMBER_SHIFT, result.shift
-        cause = f"{kind.value}:{variable.cause}"
-        if minute - (variable.episode or minute) > LASTING:
-            self.backoff.ended(cause, minute)
-            variable.renew()
-            variable.learn()
-            return []
-        if shift is None or not variable.score:
-            variable.calm += 1
-            if variable.calm >= _CALM:
-                variable.end_episode()
-                self.backoff.ended(cause, minute)
-                variable.learn()
-            else:
-                variable.drop_window()
-            return []
-        found = []
-        if variable.escalates(shift):
-            variable.episode = variable.episode or max(1, minute)
-            if not judged:
-                self.budgets[kind].add(score)
-            elif self._admit(kind, cause, minute):
-                found = [self._alarm(kind, variable, shift._replace(nats=score))]
-        variable.calm = 0
-        variable.drop_window()
-        return found
+    def _begins(
+        self, variable: Variable, shift: Deviation, score: float, minute: int, *, judged: bool
+    ) -> bool:
+        """Begin an episode, or a higher one, with this window; whether that is an alarm."""
+        if not variable.escalates(shift):
+            return False
+        variable.episode = variable.episode or max(1, minute)
+        if not judged:
+            self.budgets[Reason.NUMBER_SHIFT].add(score)
+            return False
+        if variable.template_id == EVERY_TEMPLATE and self._told_by_templates(variable):
+            return False
+        return self._admit(Reason.NUMBER_SHIFT, variable, minute)
+
+    def _calms(self, variable: Variable, minute: int) -> None:
+        """A window like those before the episode, which ends with the third of them."""
+        variable.calm += 1
+        if variable.calm < _CALM:
+            variable.drop_window()
+            return
+        variable.end_episode()
+        self.backoff.ended(self._cause(Reason.NUMBER_SHIFT, variable), minute)
+        variable.learn()
 
     def _far_outside(
         self, variable: Variable, outlier: Deviation, minute: int, *, judged: bool
     ) -> list[NumberAlarm]:
         kind = Reason.NUMBER_OUTLIER
-        cause = f"{kind.value}:{variable.cause}"
-        enough = outlier.nats >= self._threshold(kind, variable)
-        if not enough or not judged:
+        height = self._threshold(kind, variable)
+        if outlier.nats < height or not judged:
             self.budgets[kind].add(outlier.nats)
             return []
-        if not self._admit(kind, cause, minute):
+        if not self._admit(kind, variable, minute):
             return []
-        self.backoff.ended(cause, minute)
-        return [self._alarm(kind, variable, outlier)]
+        self.backoff.ended(self._cause(kind, variable), minute)
+        return [self._alarm(kind, variable, outlier, height)]
+
+    @staticmethod
+    def _cause(kind: Reason, variable: Variable) -> str:
+        return f"{kind.value}:{variable.cause}"
 
     def _threshold(self, kind: Reason, variable: Variable) -> float:
         """The height that a score of this variable needs now."""
         minutes = max(1, self.minute - self.since)
         tests = (_TESTS * self.windows if kind is Reason.NUMBER_SHIFT else self.values) / minutes * 1440
-        repeats = self.backoff.repeats(f"{kind.value}:{variable.cause}")
+        repeats = self.backoff.repeats(self._cause(kind, variable))
         return self.budgets[kind].height(tests, minutes, repeats)
 
-    def _admit(self, kind: Reason, cause: str, minute: int) -> bool:
-        """Whether this cause may alert now; if so, the alert counts."""
-        admitted = self.backoff.admit(cause, minute)
+    def _admit(self, kind: Reason, variable: Variable, minute: int) -> bool:
+        """Whether this variable may alert now; if so, the alert counts."""
+        admitted = self.backoff.admit(self._cause(kind, variable), minute)
         if admitted:
             self.budgets[kind].alarm(minute)
         return admitted
 
-    def _alarm(self, kind: Reason, variable: Variable, shown: Deviation) -> NumberAlarm:
+    def _alarm(self, kind: Reason, variable: Variable, shown: Deviation, height: float) -> NumberAlarm:
         return NumberAlarm(
             kind=kind,
             template_id=variable.template_id,
@@ -205,7 +232,7 @@ class Numbers:
             value_kind=variable.kind,
             shown=shown,
             minute=self._at,
-            threshold=self._threshold(kind, variable),
+            threshold=height,
         )
 
     def _drop_wild(self, variable: Variable) -> None:
@@ -255,6 +282,7 @@ class Numbers:
         packed = _CODEC.unpack(blob)
         state.variables = {(one.template_id, one.name): one for one in packed.variables}
         state.budgets = dict(zip(_KINDS, packed.budgets, strict=True))
+        state._first = {one.name: one.template_id for one in reversed(packed.variables) if one.template_id}
         state.backoff.causes = packed.causes
         state.since, state.minute = packed.since, packed.minute
         state.windows, state.values, state.without = packed.windows, packed.values, packed.without

@@ -13,15 +13,18 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 
 from pipeline.watching.numbers.sketch import Sketch, merged_sketch, pack_sketch, quantiles, unpack_sketch
-from pipeline.watching.rates.detection import EpochMinute, Finite, Positive, TemplateId
+from pipeline.watching.rates.detection import LAST_MINUTE, EpochMinute, Finite, Positive, TemplateId
 from pipeline.watching.values.bins import EXACT, value_of
+from pipeline.watching.values.sampling import SLOT_S
 from pipeline.watching.values.typed import NAME_CHARS, ValueKind
 
 WINDOW: Final = 12  # values: the 90 % quantile is then the second largest
 LASTING: Final = 360  # minutes; after them a shift is the new level
-_LONGEST: Final = 60  # minutes of a window; one that is still too small is only learnt
-_HALF_LIFE: Final = 240.0  # minutes of the distribution that windows are compared with
-_DAY: Final = 1440
+SLOTS: Final = 60 // SLOT_S  # of a minute
+HOUR: Final = 60 * SLOTS
+_LONGEST: Final = HOUR  # slots of a window; one that is still too small is only learnt
+_HALF_LIFE: Final = 4.0 * HOUR  # of the distribution that windows are compared with
+_DAY: Final = 24 * HOUR
 _HOUR_REMAINS: Final = 0.7  # of an hour's sketch from one day to the next: half of it after two days
 _KNOWN: Final = 50.0  # values in a sketch before it is compared with
 _TAIL_KNOWN: Final = 300.0  # values before its tail is
@@ -37,7 +40,12 @@ _CUT: Final = 5.0  # scales at which a deviation is learnt
 _RISE: Final = (math.log(2.0), math.log(2.5))
 _FALL: Final = (math.log(4.0), math.log(5.0))
 # Added to both sides of a ratio: differences of less are of no interest.
-_GRAIN: Final = {ValueKind.DURATION: 0.002, ValueKind.SIZE: 128.0, ValueKind.COUNT: 2.0}
+_GRAIN: Final = {
+    ValueKind.DURATION: 0.002,
+    ValueKind.TIME: 0.002,
+    ValueKind.SIZE: 128.0,
+    ValueKind.COUNT: 2.0,
+}
 _BAD_GRAIN: Final = 0.02  # of the share of bad statuses and codes
 _BAD_RISE: Final = 0.1
 _BAD_STATUS: Final = 400
@@ -47,6 +55,7 @@ _LEAST_TAIL: Final = 0.1  # exponent's inverse; a bin is as wide
 _FAR: Final = math.log(3.0)  # of an outlier from the largest value known
 
 
+EpochSlot = Annotated[int, msgspec.Meta(ge=0, le=SLOTS * (LAST_MINUTE + 1))]
 Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARS)]
 
 
@@ -71,25 +80,26 @@ class JudgedWindow(NamedTuple):
 
 
 class Variable(msgspec.Struct, array_like=True, kw_only=True):
-    """State of one variable. Times are epoch minutes; `hours`: packed sketches by hour of the day (UTC)."""
+    """State of one variable. Times are slots of SLOT_S seconds since the epoch, `episode` is a minute;
+    `hours`: packed sketches by hour of the day (UTC)."""
 
     template_id: TemplateId
     name: Name
     kind: ValueKind
-    since: EpochMinute
-    seen: EpochMinute
+    since: EpochSlot
+    seen: EpochSlot
     counts: Sketch = msgspec.field(default_factory=dict)
     hours: Annotated[dict[Annotated[int, msgspec.Meta(ge=0, le=23)], bytes], msgspec.Meta(max_length=24)] = (
         msgspec.field(default_factory=dict)
     )
     hour: Annotated[int, msgspec.Meta(ge=-1)] = -1  # epoch hour of `hour_counts`
     hour_counts: Sketch = msgspec.field(default_factory=dict)
-    updated: EpochMinute = 0
+    updated: EpochSlot = 0
     windows: Positive = 0.0
     typical: Positive = 0.0  # values of a window
     squares: tuple[Finite, Finite] = (0.0, 0.0)  # mean squared deviations of the two quantiles
     window: Sketch = msgspec.field(default_factory=dict)
-    began: EpochMinute = 0  # of the window, 0 where it is empty
+    began: EpochSlot = 0  # of the window, 0 where it is empty
     score: Positive = 0.0  # cumulative sum of the nats of windows that deviate to the same side
     rising: bool = True
     episode: EpochMinute = 0  # since when the level is another one, 0 where it is not
@@ -106,12 +116,12 @@ class Variable(msgspec.Struct, array_like=True, kw_only=True):
         """Weight of its values in the last hours."""
         return sum(self.counts.values())
 
-    def take(self, minute: int, counts: Mapping[int, float]) -> bool:
-        """Add the values of a minute; whether the window is to be closed."""
-        self.seen = max(self.seen, minute)
-        self.began = self.began or max(1, minute)
+    def take(self, slot: int, counts: Mapping[int, float]) -> bool:
+        """Add the values of a slot; whether the window is to be closed."""
+        self.seen = max(self.seen, slot)
+        self.began = self.began or max(1, slot)
         self.window = merged_sketch(self.window, counts)
-        return sum(self.window.values()) >= WINDOW or minute - self.began >= _LONGEST
+        return sum(self.window.values()) >= WINDOW or slot - self.began >= _LONGEST
 
     def judge(self) -> JudgedWindow:
         """What the window shows. Changes nothing."""
@@ -198,7 +208,7 @@ class Variable(msgspec.Struct, array_like=True, kw_only=True):
         """The sketch of this hour of the days before, None while it is not known."""
         if self.began - self.since < _DAY:
             return None
-        sketch = self._of_hour(self.began // 60 % 24)
+        sketch = self._of_hour(self.began // HOUR % 24)
         return sketch if sum(sketch.values()) >= _KNOWN else None
 
     def _of_hour(self, slot: int) -> Sketch:
@@ -210,16 +220,16 @@ class Variable(msgspec.Struct, array_like=True, kw_only=True):
 
     def learn(self) -> None:
         """The window becomes part of the distribution."""
-        minute, n = self.seen, sum(self.window.values())
+        slot, n = self.seen, sum(self.window.values())
         if n >= WINDOW:
             if self.counts:
                 self._learn_scale(self._usual_hour())
             self.windows += 1.0
             self.typical += (n - self.typical) / min(self.windows, _EXPERIENCE)
-        remaining = 0.5 ** (max(0, minute - self.updated) / _HALF_LIFE) if self.updated else 1.0
+        remaining = 0.5 ** (max(0, slot - self.updated) / _HALF_LIFE) if self.updated else 1.0
         self.counts = merged_sketch(self.counts, self.window, remaining)
-        self.updated = max(self.updated, minute)
-        if self.hour != self.began // 60:
+        self.updated = max(self.updated, slot)
+        if self.hour != self.began // HOUR:
             self._turn_hour()
         self.hour_counts = merged_sketch(self.hour_counts, self.window)
         self.drop_window()
@@ -241,7 +251,7 @@ class Variable(msgspec.Struct, array_like=True, kw_only=True):
             self.hours[slot] = pack_sketch(
                 merged_sketch(self._of_hour(slot), self.hour_counts, _HOUR_REMAINS)
             )
-        self.hour, self.hour_counts = self.began // 60, {}
+        self.hour, self.hour_counts = self.began // HOUR, {}
 
     def drop_window(self) -> None:
         """Forget the values of the window."""

@@ -16,6 +16,7 @@ from pipeline.errors import BadPayload
 from pipeline.records.wire import Codec
 from pipeline.watching.observation import Lane, Observation
 from pipeline.watching.rates.rates import FUTURE, Alarm, GoesOn, Rates
+from pipeline.watching.values.sampling import SLOT_S
 
 SILENT_MS: Final = 86_400_000  # a workload without any line for a day is silent, which is no news any more
 EXTRA_ROUNDS: Final = (
@@ -29,10 +30,12 @@ MOST_COUNTS: Final = 2_000  # pairs of minute and template that may gather; the 
 MOST_WAITING: Final = 2 * MOST_COUNTS
 MOST_AHEAD: Final = 32  # batches that wait for their predecessors; beyond, the newest two become one
 
+SLOTS: Final = 60 // SLOT_S  # of a minute
+
 # Per lane, when its oldest batch in flight was accepted; lanes without one are absent.
 Waiting = Mapping[Lane, int]
 Counts = dict[tuple[int, int], int]  # (minute, template) -> lines
-Values = dict[tuple[int, int, str, str], dict[int, int]]  # (minute, template, name, kind) -> values by bin
+Values = dict[tuple[int, int, str, str], dict[int, int]]  # (slot, template, name, kind) -> values by bin
 
 
 @dataclass(slots=True, kw_only=True)
@@ -161,18 +164,12 @@ class MinuteCounts:
         others.
 
         Values of the far future, which have a wrong time, are dropped."""
-        at, horizon = self._complete_until(minute)
+        until, horizon = self._complete_until(minute)
         everything = end or self.waiting > MOST_COUNTS
-        learnt = {key: self.learnt_values[key] for key in sorted(self.learnt_values) if key[0] <= horizon}
-        complete = {
-            key: self.values[key]
-            for key in sorted(self.values)
-            if key[0] <= at or (everything and key[0] <= horizon)
-        }
+        last = horizon if everything else min(until, horizon)
+        self.values, complete = _divided(self.values, horizon, last)
+        _, learnt = _divided(self.learnt_values, horizon, horizon)
         self.learnt_values = {}
-        self.values = {
-            key: counts for key, counts in self.values.items() if key not in complete and key[0] <= horizon
-        }
         return learnt, complete
 
     def _complete_until(self, minute: int) -> tuple[int, int]:
@@ -196,6 +193,13 @@ class MinuteCounts:
 
 # A newer version is as unreadable as a damaged one: the watcher starts anew and waits for no newer worker.
 _CODEC: Final = Codec(MinuteCounts, version=1, what="the minute counts of a workload", newer=BadPayload)
+
+
+def _divided(values: Values, horizon: int, last: int) -> tuple[Values, Values]:
+    """Those that wait, and in the order of time those up to the minute `last`; without those behind
+    `horizon`."""
+    waiting = {key: counts for key, counts in values.items() if last < key[0] // SLOTS <= horizon}
+    return waiting, {key: values[key] for key in sorted(values) if key[0] // SLOTS <= last}
 
 
 def _always() -> bool:

@@ -23,6 +23,7 @@ class ValueKind(StrEnum):
     """The type of a value."""
 
     DURATION = "duration"  # seconds
+    TIME = "time"  # a duration under a key that does not tell the unit
     SIZE = "size"  # bytes
     COUNT = "count"
     STATUS = "status"  # of HTTP
@@ -30,7 +31,7 @@ class ValueKind(StrEnum):
 
 
 # A StrEnum is hashed and formatted by functions of Python, so plain texts stand in what runs for each record.
-DURATION, SIZE, COUNT, STATUS, CODE = (kind.value for kind in ValueKind)
+DURATION, TIME, SIZE, COUNT, STATUS, CODE = (kind.value for kind in ValueKind)
 Quantity = tuple[str, float, str]  # kind, value, key ("" for none)
 
 
@@ -105,7 +106,7 @@ _MEASURES: Final = _words(
     " attempts score balance"
 )
 _SHORT: Final = 3  # characters of words that are seldom plurals
-_MOST_SECONDS: Final = 1e8  # under a key without a unit; more is a time of day
+_MOST_TIME: Final = 1e8  # under a key without a unit; more is a time of day
 _MOST_CODE: Final = 999
 _HTTP_STATUS: Final = (100, 599)
 
@@ -129,7 +130,7 @@ def key_type(key: str) -> _Typed | None:
         (CODE, _OF_CODE, True),
         (SIZE, _OF_SIZE, True),
         (COUNT, _OF_COUNT, True),
-        (DURATION, _OF_DURATION, False),
+        (TIME, _OF_DURATION, False),
     ):
         if named & meant:
             return _Typed(kind, 1.0, unit)
@@ -214,6 +215,5 @@ def _keyed(number: str, value: float, key: str) -> Quantity | None:
     if kind in (STATUS, CODE):
         return None if fraction or value > _MOST_CODE else (kind, value, key)
     if not typed.unit:
-        # Fractions are of seconds. A whole number may have any unit.
-        return None if value > _MOST_SECONDS else (kind if fraction else COUNT, value, key)
+        return None if value > _MOST_TIME else (kind, value, key)
     return kind, value * typed.scale, key
