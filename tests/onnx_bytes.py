@@ -2,7 +2,7 @@
 
 import struct
 
-FLOAT, STRING = 1, 8  # TensorProto.DataType
+FLOAT, UINT8, STRING = 1, 2, 8  # TensorProto.DataType
 
 
 def multiplying(factor: float, *, columns: int = 2) -> bytes:
@@ -18,6 +18,17 @@ def repeating() -> bytes:
     """`said = heard`: BYTES of [rows, 1]."""
     node = _field(1, b"heard") + _field(2, b"said") + _field(4, b"Identity")
     return _model(node, _value("heard", STRING, 1), _value("said", STRING, 1))
+
+
+def leaking(path: str, size: int = 8) -> bytes:
+    """Its output is the beginning of another file, as external data of a constant."""
+    entries = {"location": path.encode(), "length": str(size).encode()}
+    external = b"".join(
+        _field(13, _field(1, name.encode()) + _field(2, value)) for name, value in entries.items()
+    )
+    constant = _number(1, size) + _number(2, UINT8) + _field(8, b"secret") + external + _number(14, 1)
+    node = _field(1, b"secret") + _field(2, b"y") + _field(4, b"Identity")
+    return _model(node, _value("x", FLOAT, 2), _value("y", UINT8, size), _field(5, constant))
 
 
 def _model(node: bytes, value_in: bytes, value_out: bytes, more: bytes = b"") -> bytes:
