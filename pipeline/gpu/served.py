@@ -147,6 +147,11 @@ class ServedModels:
         found = self._read(self._served, ServedModel)
         return sorted(found, key=lambda one: (one.tenant, one.name, one.version))
 
+    def count(self) -> int:
+        """The number of records, the unreadable ones too."""
+        with answering():
+            return int(self.client.hlen(self._served))
+
     def want(self, model: ServedModel) -> None:
         """Marks a model that is not ready as asked for: idle ones may make room for it."""
         now = now_ms(self.client)

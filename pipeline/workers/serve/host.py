@@ -187,8 +187,10 @@ class ModelHost:
                 self._loading = self._loads.submit(self._load, placement, *load)
         if time.monotonic() - self._swept > SWEEP_S:
             self._swept = time.monotonic()
-            with suppress(StoreUnavailable):
-                sweep_model_files(self.objects, {model.sha256 for model in view.models})
+            # With a record that cannot be read, nobody knows which files are named.
+            if len(view.models) == self.served.count():
+                with suppress(StoreUnavailable):
+                    sweep_model_files(self.objects, {model.sha256 for model in view.models})
 
     def _load(self, placement: Placement, model: ServedModel, home: Home) -> None:
         """One load, in the thread for loads."""

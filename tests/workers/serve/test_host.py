@@ -17,7 +17,7 @@ from onnx_bytes import multiplying
 from polling import wait_until
 from pool_devices import put_devices
 
-from pipeline.gpu import homes
+from pipeline.gpu import homes, served_files
 from pipeline.gpu.homes import ServeState, serve_state
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.placing import LoadState
@@ -164,6 +164,23 @@ def test_a_copy_that_takes_more_than_its_word_and_a_damaged_one_are_not_kept(
     first = until_ms()
     assert wait_until(lambda: until_ms() > first, timeout_s=5), "it is tried again"
     assert [entry.state for entry in node.host.look().loaded] == [LoadState.READY]
+
+
+def test_files_that_no_record_names_go_unless_a_record_cannot_be_read(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_files, "UNNAMED_S", -1.0)
+    model, store = node.put("m", 20), node.host.objects
+    store.put("served/" + "f" * 64, b"of nobody")
+    node.pool.client.hset(node.host.served._served, "of a newer build", b'{"v": 9}')
+    monkeypatch.setattr(host_module, "SWEEP_S", -1.0)
+    node.devices()
+    assert wait_until(lambda: node.ready(model), timeout_s=10)
+    assert len(list(store.found("served/"))) == 2
+    node.pool.client.hdel(node.host.served._served, "of a newer build")
+    assert wait_until(
+        lambda: [one.key for one in store.found("served/")] == [f"served/{model.sha256}"], timeout_s=10
+    )
 
 
 class Slow:
