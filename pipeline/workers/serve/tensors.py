@@ -179,7 +179,17 @@ def _input(tensor: _WireTensor, body: bytes, at: int) -> tuple[Array, int]:
                 f"input {name!r} has {binary} bytes, and its shape {tensor.shape} takes {count * kind.itemsize}"
             )
         found = np.frombuffer(piece, kind)
-    return found.reshape(tensor.shape), at + binary
+    return _shaped(found, tensor), at + binary
+
+
+def _shaped(values: Array, tensor: _WireTensor) -> Array:
+    """As many values as the shape has places. Raises BadInput for one that numpy cannot count."""
+    try:
+        return values.reshape(tensor.shape)
+    except (ValueError, OverflowError):  # 0 beside sizes of 2**62
+        raise BadInput(
+            f"input {tensor.name[:80]!r} has the shape {tensor.shape}; give smaller sizes"
+        ) from None
 
 
 def _of_json(tensor: _WireTensor, kind: np.dtype[Any], count: int) -> Array:
@@ -202,7 +212,7 @@ def _of_json(tensor: _WireTensor, kind: np.dtype[Any], count: int) -> Array:
         ) from None
     if found.size != count:
         raise BadInput(f"input {name!r} has {found.size} values, and its shape {tensor.shape} takes {count}")
-    return found.reshape(tensor.shape)
+    return _shaped(found, tensor)
 
 
 def _flat(data: list[Any]) -> list[Any]:

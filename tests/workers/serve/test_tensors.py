@@ -68,6 +68,7 @@ def test_numbers_of_json_keep_their_values(datatype: str, data: list[Any]) -> No
         (a_tensor(), "has no data"),
         (a_tensor(shape=[-1], data=[1]), "has the shape [-1]"),
         (a_tensor(shape=[2**40, 2**40], data=[1]), "has 1 values"),
+        (a_tensor(shape=[0, 2**62, 2**62], data=[]), "give smaller sizes"),
         (a_tensor(data=[1, 2], parameters={"binary_data_size": 8}), "has data in JSON and in bytes"),
         (
             a_tensor(data=[1, 2], parameters={"shared_memory_region": "r"}),
@@ -184,3 +185,27 @@ def test_a_timeout_is_read_in_microseconds() -> None:
     body = a_body(a_tensor(data=[1, 2]), parameters={"timeout": 2_500_000})
     assert timeout_us(body, None) == 2_500_000
     assert timeout_us(a_body(a_tensor(data=[1, 2]), parameters={"timeout": "soon"}), None) is None
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=12,
+)
+tensors = st.fixed_dictionaries(
+    {"name": st.text(max_size=3), "datatype": st.sampled_from([*DATATYPES, "?"]), "shape": st.lists(st.integers(-1, 5) | st.just(2**62), max_size=4)},
+    optional={"data": plain, "parameters": st.dictionaries(st.sampled_from(["binary_data_size", "classification"]), plain, max_size=2)},
+)  # fmt: skip
+
+
+@given(st.lists(tensors, max_size=3), st.binary(max_size=40), st.integers(-2, 2) | st.none(), st.booleans())
+def test_no_request_ends_in_another_way_than_a_sentence(
+    inputs: list[Any], piece: bytes, off: int | None, raw: bool
+) -> None:
+    head = piece if raw else a_body(*inputs)
+    try:
+        found = read_request(head + piece, None if off is None else len(head) + off)
+    except BadInput:
+        return
+    for tensor in inputs:
+        assert list(found.inputs[tensor["name"]].shape) == tensor["shape"]
