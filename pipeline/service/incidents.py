@@ -59,7 +59,7 @@ def read_incidents(
     decided = read_decisions(client, settings) if shown else {}
     cover = SilenceCover(read_silences(client, settings, now) if shown else (), now)
     return IncidentPage(
-        incidents=[incident_view(i, decided.get(i.id), cover, now) for i in shown],
+        incidents=[incident_view(i, decided.get(i.id), cover, now, only) for i in shown],
         kept=len(found),
         unseen=[] if only else unseen_lines(client, settings),
         next=following,
@@ -76,7 +76,7 @@ def read_incident(
     unseen = [] if only else unseen_lines(client, settings)
     decision = read_decisions(client, settings).get(incident.id)
     cover = SilenceCover(read_silences(client, settings, now), now)
-    view = incident_view(incident, decision, cover, now)
+    view = incident_view(incident, decision, cover, now, only)
     return OneIncident(incident=view, like_began=like, unseen=unseen)
 
 
@@ -88,9 +88,14 @@ def silences_in_use(client: "redis.Redis", settings: Settings, now: datetime) ->
 
 
 def incident_view(
-    incident: Incident, decision: Decision | None, cover: SilenceCover, now: datetime
+    incident: Incident,
+    decision: Decision | None,
+    cover: SilenceCover,
+    now: datetime,
+    only: tuple[str, ...] = (),
 ) -> IncidentView:
-    """An incident for programs."""
+    """An incident for programs; `only`: workloads that may be named."""
+    origins = [one for one in incident.origins if not only or covers(only, one.workload)]
     causes = [CauseView(**asdict(cause), mark=_mark(cause)) for cause in incident.causes]
     state = incident_state(
         decision, now, goes_on=incident.open, last=incident.last, workloads=incident.workloads
@@ -114,8 +119,8 @@ def incident_view(
         state=state,
         decision=decision,
         silences=silenced_by,
-        origins=[OriginView(workload=one.workload, reasons=list(one.reasons)) for one in incident.origins],
-        origin_clear=incident.clear,
+        origins=[OriginView(workload=one.workload, reasons=list(one.reasons)) for one in origins],
+        origin_clear=incident.clear and origins == list(incident.origins),
     )
 
 

@@ -134,6 +134,7 @@ class CauseView:
     new: bool
     timed: bool
     mark: str | None
+    named: tuple[str, ...] = ()  # other workloads that its text names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

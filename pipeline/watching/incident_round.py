@@ -30,7 +30,7 @@ class IncidentRound:
     def run(self) -> Changes:
         """Raises RedisUnavailable."""
         changes = Changes()
-        events = events_of(self.view.observed, self.found)
+        events = events_of(self.view.observed, self.found, self.view.minute_counts)
         if not events and self.view.now_ms - self.view.incidents_ms < INTERVAL_MS:
             return changes
         changes.numbers["incidents_ms"] = self.view.now_ms

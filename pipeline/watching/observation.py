@@ -31,6 +31,7 @@ from pipeline.watching.values.sampling import SLOT_S, VALUES, ValueSample, value
 MAX_EVENTS: Final = 40_000
 MAX_ANOMALIES: Final = 200  # templates of one batch; more are an unknown format, and one incident
 TEXT_CHARS: Final = 300
+RAW_CHARS: Final = 600
 
 RATES: Final = Schema(
     {
@@ -58,6 +59,7 @@ ANOMALIES: Final = Schema(
         # 3: error-like by level or reason, 2: warning or marked, 1: neither (findings.finding_severity).
         "severity": pl.Int64,
         "text": pl.String,  # of its first record
+        "raw": pl.String,  # of that record, with what stands beside its message
         "source": pl.String,  # where that record stands
         "line": pl.UInt64,
         "new": pl.Boolean,  # no training has seen the template
@@ -358,6 +360,7 @@ def _anomalies(several: Mapping[int, pl.DataFrame]) -> dict[int, ObservedTable]:
             rank.alias("rank"),
             pl.when(severe).then(3).when(warned).then(2).otherwise(1).cast(pl.Int64).alias("severity"),
             text.alias("text"),
+            pl.col("raw").str.head(RAW_CHARS),
             pl.col("timestamp").dt.epoch("ms").alias("at"),
             is_timed().alias("timed"),
         )
@@ -369,7 +372,7 @@ def _anomalies(several: Mapping[int, pl.DataFrame]) -> dict[int, ObservedTable]:
             pl.col("score").max(),
             pl.col("rank").max(),
             pl.col("severity").max(),
-            pl.col("text", "source", "line").sort_by("at", "line").first(),
+            pl.col("text", "raw", "source", "line").sort_by("at", "line").first(),
             _says(Reason.NEW_TEMPLATE).any().alias("new"),
             pl.col("timed").any(),
         )

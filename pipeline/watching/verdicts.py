@@ -9,6 +9,7 @@ from pipeline.records.batch import digest
 from pipeline.records.verdict import Reason
 from pipeline.units import plural
 from pipeline.watching.incidents.live import AHEAD
+from pipeline.watching.incidents.named import by_last_part, named_in_text
 from pipeline.watching.incidents.values import IncidentEvent
 from pipeline.watching.numbers.alarms import NumberAlarm, number_sentence
 from pipeline.watching.observation import Observation
@@ -198,8 +199,12 @@ def of_numbers(workload: str, alarm: NumberAlarm, texts: Mapping[int, str]) -> W
     )
 
 
-def events_of(observed: Iterable[Observation], found: Sequence[WatcherFinding]) -> list[IncidentEvent]:
-    """The events of incidents of one round: anomalous templates and findings."""
+def events_of(
+    observed: Iterable[Observation], found: Sequence[WatcherFinding], workloads: Iterable[str] = ()
+) -> list[IncidentEvent]:
+    """The events of incidents of one round: anomalous templates and findings. `workloads`: all that may be
+    named in texts."""
+    known = by_last_part(workloads)
     events = [
         IncidentEvent(
             event_id=f"{observation.batch_id} {row['template_id']} {observation.version}",
@@ -217,6 +222,7 @@ def events_of(observed: Iterable[Observation], found: Sequence[WatcherFinding]) 
             line=row["line"] or 0,
             new=row["new"],
             timed=row["timed"],
+            named=named_in_text(row["raw"] or row["text"], observation.workload, known),
         )
         for observation in observed
         for row in observation.anomalies.named_rows()

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.watching.incidents.live import Incidents
+from pipeline.watching.incidents.named import by_last_part, named_in_text
 from pipeline.watching.incidents.origins import MOST, Clue, TraceShape, Upstream, likely_origins
 from pipeline.watching.incidents.values import IncidentEvent
 from pipeline.watching.sessions.trace_shape import trace_shape
@@ -36,8 +37,48 @@ SHOP = calling(("web", "orders"), ("web", "pay"), ("orders", "pay"))
 def test_errors_go_from_the_called_to_the_caller() -> None:
     found = likely_origins([clue("web"), clue("orders"), clue("pay", 0.4)], SHOP)
     assert found.origins[0].workload == "pay" and found.clear
-    assert found.origins[0].reasons[0] == "its first cause came 0.4 s after the first"
-    assert "called by orders, web in normal traces, of 2 other affected workloads" in found.origins[0].reasons
+    assert found.origins[0].reasons == (
+        "waited for by orders, web",
+        "its first cause came 0.4 s after the first",
+        "1 cause that no training has seen",
+    )
+
+
+def test_a_workload_that_errors_name_needs_no_cause_and_theirs_count_before_normal_traces() -> None:
+    causes = [clue("web", named=("orders",)), clue("orders", named=("mail",)), clue("pay", 9)]
+    found = likely_origins(causes, SHOP)
+    assert found.origins[0].workload == "mail" and found.clear
+    assert found.origins[0].reasons[0] == "named in errors of orders, and waited for by web"
+    calm = likely_origins([clue("web", severity=1, named=("mail",)), clue("orders")], SHOP)
+    assert "mail" not in {one.workload for one in calm.origins}
+
+
+def test_events_that_did_not_come_behind_a_named_fault_are_explained() -> None:
+    gone = clue("pay", kind="session-missing", severity=2, count=30, new=False)
+    found = likely_origins([clue("orders", 3, named=("mail",)), gone], SHOP)
+    assert found.origins[0].workload == "mail"
+    assert not any("did not come" in reason for one in found.origins for reason in one.reasons)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("payments POST /charges: [Errno 111] Connection refused", ("shop/payments",)),
+        ('"path":"/orders","error":"orders POST /orders answered 502"', ("shop/orders",)),
+        ("GET /orders -> 500", ()),
+        ('{"orders": 12, "upstream": "Payments"}', ("shop/payments",)),
+        ("web: unhandled error", ()),
+        ("POST http://payments:8080/charges: no route", ("shop/payments",)),
+        ("dial orders.shop.svc.cluster.local:443. Connection refused", ("shop/orders",)),
+        ("orders.shop is a file", ()),
+        ("File orders.py, orders=3, orders@host, pre-orders", ()),
+        ("cache is gone", ("shop/cache",)),  # that of the same shop
+        ("queue is gone", ()),  # which of two?
+    ],
+)
+def test_a_text_names_workloads_by_their_last_part(text: str, names: tuple[str, ...]) -> None:
+    workloads = ["shop/web", "shop/payments", "shop/orders", "shop/cache", "test/cache", "a/queue", "b/queue"]
+    assert named_in_text(text, "shop/web", by_last_part(workloads)) == names
 
 
 def test_a_workload_that_did_not_write_what_it_normally_does_is_a_candidate_without_an_error() -> None:
@@ -73,6 +114,7 @@ def test_even_evidence_is_not_clear_and_at_most_three_are_candidates() -> None:
             count=st.integers(1, 1 << 53),
             new=st.booleans(),
             timed=st.booleans(),
+            named=st.lists(st.sampled_from("abcdef"), max_size=2).map(tuple),
         ),
         min_size=1,
         max_size=12,
@@ -80,7 +122,7 @@ def test_even_evidence_is_not_clear_and_at_most_three_are_candidates() -> None:
     st.lists(st.tuples(st.sampled_from("abcde"), st.sampled_from("abcde")), max_size=8),
     st.randoms(),
 )
-def test_candidates_are_affected_and_do_not_depend_on_the_order_of_causes(
+def test_candidates_are_affected_or_named_and_do_not_depend_on_the_order_of_causes(
     clues: list[Clue], pairs: list[tuple[str, str]], chance: random.Random
 ) -> None:
     shape = calling(*pairs)
@@ -88,7 +130,7 @@ def test_candidates_are_affected_and_do_not_depend_on_the_order_of_causes(
     assert likely_origins(chance.sample(clues, len(clues)), shape) == found
     names = [one.workload for one in found.origins]
     assert 1 <= len(names) <= MOST and len(set(names)) == len(names)
-    assert set(names) <= {one.workload for one in clues}
+    assert set(names) <= {one.workload for one in clues} | {name for one in clues for name in one.named}
 
 
 def spans(

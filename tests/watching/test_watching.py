@@ -624,7 +624,10 @@ def test_rules_that_fail_for_one_workload_leave_the_others_judged(
             raise ValueError("no")
 
     rules = {"shop": world.rules, "broken": Broken()}
-    parts = replace(world.watcher.callbacks, session_model=lambda workload, _: ("m1", rules[workload]))
+    parts = replace(
+        world.watcher.callbacks,
+        session_model=lambda workload, _: ("m1", rules[workload]) if workload in rules else None,
+    )
     monkeypatch.setattr(world.watcher, "callbacks", parts)
     world.stored(*BAD, workload="broken")
     world.stored(*BAD)

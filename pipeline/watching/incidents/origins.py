@@ -1,17 +1,20 @@
 """Which workload an incident likely began in.
 
-Four pieces of evidence, each from 0 to 1, with equal weights:
+Four pieces of evidence are added:
 
-* **onset**: how early its first error-like cause came beside the earliest one, on clocks that are corrected
-  by what traces show of them, in steps of a second that double;
-* **calls**: the share of the other affected workloads that call it, less the share that it calls: errors go
-  from the called to the caller;
-* **missing**: events that normally follow in its part of a trace, and did not come: a service that stopped
-  before its first line has no line that says so;
-* **news**: the number of its causes that no training has seen.
+* **calls** (-3 to 3): the share of the other affected workloads that wait for it, less the share that it
+  waits for: errors go from the called to the caller. Who waits for whom is told by errors that name another
+  workload; a workload without such errors waits for those that it calls in normal traces, where they have
+  errors too;
+* **onset** (0 to 1): how early its first cause at its highest severity came beside the earliest one, on
+  clocks that are corrected by what traces show of them, in steps of a second that double;
+* **missing** (0 to 1): events that normally follow in its part of a trace, and did not come: a service that
+  stopped before its first line has no line that says so. Where an error of its caller names another
+  workload, the requests end before;
+* **news** (0 to 0.5): the number of its causes that no training has seen.
 
-Workloads whose sums are near the highest one are candidates too. Where the second is as near as EVEN, the
-incident is not clear. Pure.
+A workload that errors name is a candidate without a cause of its own. Workloads whose sums are near the
+highest one are candidates too. Where the second is as near as EVEN, the incident is not clear. Pure.
 """
 
 import math
@@ -22,13 +25,16 @@ from typing import Annotated, Final
 
 import msgspec
 
-from pipeline.units import plural
+from pipeline.units import listed, plural
 
 MOST: Final = 3  # candidates
 EVEN: Final = 0.25  # of the sum: two workloads that are as near as that are even
-_NEAR: Final = 1.0  # of the sum: a workload further behind the first is no candidate
+CALLS: Final = 3.0
+NEWS: Final = 0.5
+_NEAR: Final = 2.0  # of the sum: a workload further behind the first is no candidate
 _SHOWN: Final = 0.25  # of an evidence, to be a reason
 _MISSING: Final = "session-missing"
+_ERROR: Final = 3  # severity
 _CLOCK_MS: Final = 100  # a smaller difference of clocks is within what a trace shows of them
 
 Text = Annotated[str, msgspec.Meta(max_length=240)]
@@ -81,6 +87,7 @@ class Clue:
     severity: int
     count: int
     new: bool
+    named: tuple[str, ...] = ()  # other workloads that its text names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,12 +103,12 @@ def likely_origins(clues: Sequence[Clue], shape: TraceShape) -> Likely:
     by_workload: dict[str, list[Clue]] = {}
     for clue in clues:
         by_workload.setdefault(clue.workload, []).append(clue)
-    if len(by_workload) == 1:
-        (only,) = by_workload
-        return Likely(
-            origins=(LikelyOrigin(workload=_cut(only), reasons=("it alone has causes",)),), clear=True
-        )
-    evidence = _evidence(by_workload, shape)
+    named = {name for clue in clues if clue.severity > 1 for name in clue.named}
+    candidates = sorted(by_workload.keys() | named)
+    if len(candidates) == 1:
+        only = LikelyOrigin(workload=_cut(candidates[0]), reasons=("it alone has causes",))
+        return Likely(origins=(only,), clear=True)
+    evidence = _evidence(by_workload, candidates, shape)
     sums = {name: math.fsum(value for value, _ in found) for name, found in evidence.items()}
     ordered = sorted(sums, key=lambda name: (-sums[name], name))
     first, second = ordered[:2]
@@ -113,32 +120,78 @@ def likely_origins(clues: Sequence[Clue], shape: TraceShape) -> Likely:
 
 
 def _evidence(
-    by_workload: Mapping[str, Sequence[Clue]], shape: TraceShape
+    by_workload: Mapping[str, Sequence[Clue]], candidates: Sequence[str], shape: TraceShape
 ) -> dict[str, list[tuple[float, str]]]:
-    """For each workload its four values, each with its sentence."""
-    callers = shape.callers()
+    """For each candidate its values, each with its sentence."""
+    named = {name: _named(clues) for name, clues in by_workload.items()}
+    by_workload = {name: _unexplained(name, clues, named, shape) for name, clues in by_workload.items()}
+    waits = _waiting(by_workload, named, candidates, shape)
     onsets = {name: _onset(clues, shape.ahead_ms.get(name, 0)) for name, clues in by_workload.items()}
     began = min((onset for onset in onsets.values() if onset), default=None)
-    missing = {name: _missing(clues) for name, clues in by_workload.items()}
-    news = {name: sum(clue.new for clue in clues) for name, clues in by_workload.items()}
+    missing = {name: _missing(by_workload.get(name, ())) for name in candidates}
+    news = {name: sum(clue.new for clue in by_workload.get(name, ())) for name in candidates}
     found = {}
-    for name in by_workload:
+    for name in candidates:
         others = by_workload.keys() - {name}
-        above = others & callers.get(name, frozenset())
-        below = {other for other in others if name in callers.get(other, ())}
+        above = {other for other in others if name in waits[other]}
+        below = waits[name] - {name}
+        calls = CALLS * (len(above) - len(below)) / max(1, len(others | below))
         found[name] = [
-            _of_onset(onsets[name], began, shape.ahead_ms.get(name, 0)),
-            ((len(above) - len(below)) / len(others), _of_calls(above, others)),
+            _of_onset(onsets.get(name), began, shape.ahead_ms.get(name, 0)),
+            (calls, _of_calls(name, above, named)),
             (
                 missing[name] / max(1, *missing.values()),
                 f"events of it that normally follow did not come, {plural(missing[name], 'time')}",
             ),
             (
-                math.log1p(news[name]) / math.log1p(max(1, *news.values())),
+                NEWS * math.log1p(news[name]) / math.log1p(max(1, *news.values())),
                 f"{plural(news[name], 'cause')} that no training has seen",
             ),
         ]
     return found
+
+
+def _named(clues: Iterable[Clue]) -> frozenset[str]:
+    """The workloads that errors and warnings name."""
+    return frozenset(name for clue in clues if clue.severity > 1 for name in clue.named)
+
+
+def _unexplained(
+    name: str, clues: Sequence[Clue], named: Mapping[str, frozenset[str]], shape: TraceShape
+) -> list[Clue]:
+    """Its causes, without missing events where a caller's errors name another workload: its requests end
+    before they come so far."""
+    callers = (one.caller for one in shape.upstream if one.called == name)
+    ends_before = any(named.get(caller, frozenset()) - {name} for caller in callers)
+    return [clue for clue in clues if not (ends_before and clue.kind == _MISSING)]
+
+
+def _waiting(
+    by_workload: Mapping[str, Sequence[Clue]],
+    named: Mapping[str, frozenset[str]],
+    candidates: Sequence[str],
+    shape: TraceShape,
+) -> dict[str, set[str]]:
+    """For each candidate those that its requests wait for, straight or through others: those that its errors
+    name, or else those that normal traces show, where these have errors, miss events or are named."""
+    waits = {name: set(named.get(name, ())) & set(candidates) for name in candidates}
+    telling = {name for name in candidates if waits[name]}
+    suspect = set(candidates) - by_workload.keys()
+    for name, clues in by_workload.items():
+        if any(clue.severity == _ERROR or clue.kind == _MISSING for clue in clues):
+            suspect.add(name)
+    for one in shape.upstream:
+        if one.caller in waits and one.caller not in telling and one.called in suspect:
+            waits[one.caller].add(one.called)
+    for name in candidates:
+        reached, waiting = set[str](), list(waits[name])
+        while waiting:
+            other = waiting.pop()
+            if other not in reached:
+                reached.add(other)
+                waiting += waits[other]
+        waits[name] = reached
+    return waits
 
 
 def _onset(clues: Iterable[Clue], ahead_ms: int) -> datetime | None:
@@ -164,10 +217,12 @@ def _of_onset(onset: datetime | None, began: datetime | None, ahead_ms: int) -> 
     return 1 / (1 + (int(late_s) + 1).bit_length() - 1), says + clock
 
 
-def _of_calls(above: set[str] | frozenset[str], others: Iterable[str]) -> str:
-    names = sorted(above)
-    listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return f"called by {listed} in normal traces, of {plural(len(set(others)), 'other affected workload')}"
+def _of_calls(name: str, above: set[str], named: Mapping[str, frozenset[str]]) -> str:
+    naming = sorted(one for one in above if name in named[one])
+    calling = sorted(above - set(naming))
+    parts = [f"named in errors of {listed(naming)}"] if naming else []
+    parts += [f"waited for by {listed(calling)}"] if calling else []
+    return ", and ".join(parts)
 
 
 def _missing(clues: Iterable[Clue]) -> int:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from pipeline.records.batch import digest
 from pipeline.watching.incidents.leading import Sign, lead_order
+from pipeline.watching.incidents.named import MOST as MOST_NAMED
 from pipeline.watching.incidents.onsets import BURST_SPAN, GAP, Onset
 from pipeline.watching.incidents.origins import MOST, Clue, LikelyOrigin, TraceShape, likely_origins
 
@@ -54,6 +55,7 @@ class IncidentEvent:
     line: int = 0
     new: bool = False  # no training has seen its template
     timed: bool = True  # false: no record has a time, and `first` and `last` are those of arrival
+    named: tuple[str, ...] = ()  # other workloads that its text names
 
 
 class Cause(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -72,6 +74,7 @@ class Cause(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     line: _Count = 0
     new: bool = False  # no training has seen its template
     timed: bool = True  # false: no record has a time, and `first` and `last` are those of arrival
+    named: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=MOST_NAMED)] = ()  # other workloads
 
     def __post_init__(self) -> None:
         _check_order(self.first, self.last)
@@ -102,6 +105,7 @@ class Cause(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
             severity=self.severity,
             count=self.count,
             new=self.new,
+            named=self.named,
         )
 
 
@@ -197,6 +201,7 @@ def young_cause(event: IncidentEvent, sample: bytes) -> YoungCause:
         line=min(max(0, event.line), MAX_COUNT),
         new=event.new,
         timed=event.timed,
+        named=tuple(_cut(name, NAME_BYTES) for name in event.named[:MOST_NAMED]),
     )
     return YoungCause(
         cause=cause,
@@ -236,6 +241,7 @@ def add_cause(cause: Cause, other: Cause) -> Cause:
         severity=max(cause.severity, other.severity),
         new=cause.new or other.new,
         timed=cause.timed or other.timed,
+        named=tuple(sorted({*cause.named, *other.named})[:MOST_NAMED]),
     )
 
 
@@ -282,8 +288,8 @@ def weight(value: Incident | YoungCause) -> int:
 
 
 def _cause_weight(cause: Cause) -> int:
-    texts = (cause.workload, cause.cause, cause.kind, cause.text, cause.source)
-    return 76 + sum(len(text.encode()) for text in texts)
+    texts = (cause.workload, cause.cause, cause.kind, cause.text, cause.source, *cause.named)
+    return 77 + sum(len(text.encode()) for text in texts) + 5 * len(cause.named)
 
 
 def _bursts(spans: tuple[tuple[datetime, datetime], ...]) -> tuple[tuple[datetime, datetime], ...]:

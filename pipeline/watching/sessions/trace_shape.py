@@ -5,10 +5,10 @@ difference of the clocks. It lies between the largest "last after last" and the 
 first" of the traces (as in Cristian 1989). Below a second it is taken for none: one workload after another
 would look alike.
 
-Where neither of two stands around the other, the one without which the other is nearly never in a trace is
-upstream, if it is not over before the other begins and only some of its traces have the other. A workload
-that writes only when a request is over, as the access log of a gateway, has the last event of nearly all
-traces. Pure.
+A caller that writes only when its request is over, as an access log does, ends after what it calls. So
+where neither of two stands around the other, the one that ends last is the caller, if most traces of the
+other one have it. One that is asked next is in fewer of them. What comes after the last event of the
+workload that is in most traces, as work from a queue does, is a trace of its own. Pure.
 """
 
 from collections import deque
@@ -20,23 +20,23 @@ from pipeline.watching.incidents.origins import TraceShape, Upstream
 
 MOST_TRACES: Final = 10_000  # looked at
 _MIN_TRACES: Final = 20  # with both workloads
-_NEARLY: Final = 0.95
-_SOME: Final = 0.9  # at most so many traces of the caller have the called one
-_HALF: Final = 0.5  # of the traces: a workload that is over before another begins does not wait for it
+_NEARLY: Final = 0.9
+_SHARE: Final = 0.25  # of the traces of the called one have the caller: others may call it too
 _LEAST_MS: Final = 1_000  # of a difference between clocks
 _TRIM: Final = 0.05  # of traces may stand out, on each side
 
 
 def trace_shape(events: pl.DataFrame) -> TraceShape:
     """`events` of normal traces: trace, workload (name) and at_ms."""
-    spans = events.group_by("trace", "workload").agg(
-        pl.col("at_ms").min().alias("first"), pl.col("at_ms").max().alias("last"), pl.len().alias("events")
-    )
-    ends = spans.with_columns(
-        ((pl.col("first") >= pl.col("last").max().over("trace")) & (pl.col("events") == 1)).alias("ends")
+    if events.is_empty():
+        return TraceShape()
+    spans = (
+        _cut(events)
+        .group_by("trace", "workload")
+        .agg(pl.col("at_ms").min().alias("first"), pl.col("at_ms").max().alias("last"))
     )
     totals = dict(spans.group_by("workload").agg(pl.len()).iter_rows())
-    pairs = ends.join(ends, on="trace", suffix="_b").filter(pl.col("workload") != pl.col("workload_b"))
+    pairs = spans.join(spans, on="trace", suffix="_b").filter(pl.col("workload") != pl.col("workload_b"))
     if pairs.is_empty():
         return TraceShape()
     found = pairs.group_by("workload", "workload_b").agg(
@@ -45,8 +45,7 @@ def trace_shape(events: pl.DataFrame) -> TraceShape:
         (pl.col("last_b") - pl.col("last")).quantile(1 - _TRIM, "nearest").alias("over"),
         (pl.col("last") - pl.col("first")).median().alias("span"),
         (pl.col("last_b") - pl.col("first_b")).median().alias("span_b"),
-        pl.col("ends").mean().alias("ends"),
-        (pl.col("last") < pl.col("first_b")).mean().alias("before"),
+        (pl.col("last") >= pl.col("last_b")).mean().alias("ends"),
     )
     upstream, clocks = [], dict[str, list[tuple[str, float]]]()
     rows = {(row["workload"], row["workload_b"]): row for row in found.iter_rows(named=True)}
@@ -55,13 +54,26 @@ def trace_shape(events: pl.DataFrame) -> TraceShape:
             continue
         ahead = _ahead(row)
         if ahead is not None or (
-            _ahead(rows[called, caller]) is None and _is_upstream(row, totals[caller], totals[called])
+            _ahead(rows[called, caller]) is None and _ends_after(row, rows[called, caller], totals[called])
         ):
             upstream.append(Upstream(caller=caller, called=called, traces=row["both"]))
         if ahead is not None:
             clocks.setdefault(caller, []).append((called, ahead))
             clocks.setdefault(called, []).append((caller, -ahead))
     return TraceShape(tuple(upstream), _ahead_ms(clocks, totals))
+
+
+def _cut(events: pl.DataFrame) -> pl.DataFrame:
+    """With what comes after the end of the root as traces of their own."""
+    ends = events.group_by("trace", "workload").agg(pl.col("at_ms").max().alias("end"))
+    last = pl.col("end") == pl.col("end").max().over("trace")
+    found = ends.with_columns(last.alias("last")).group_by("workload").agg(pl.len(), pl.col("last").mean())
+    root = found.sort("len", "last", "workload", descending=[True, True, False])["workload"][0]
+    ends = ends.filter(pl.col("workload") == root).select("trace", "end")
+    later = (pl.col("at_ms") > pl.col("end")).fill_null(value=False)
+    return events.join(ends, on="trace", how="left").with_columns(
+        pl.struct("trace", later.alias("later")).alias("trace")
+    )
 
 
 def _ahead(row: dict[str, float]) -> float | None:
@@ -75,11 +87,10 @@ def _ahead(row: dict[str, float]) -> float | None:
     return ahead if abs(ahead) >= _LEAST_MS and room - over >= longer / 2 else None
 
 
-def _is_upstream(row: dict[str, float], of_caller: int, of_called: int) -> bool:
+def _ends_after(row: dict[str, float], other: dict[str, float], of_called: int) -> bool:
     """Where neither stands around the other."""
-    if row["both"] < _NEARLY * of_called or row["before"] >= _HALF:
-        return False
-    return row["both"] <= _SOME * of_caller or row["ends"] >= _NEARLY
+    often = row["both"] >= _SHARE * of_called
+    return often and row["ends"] >= _NEARLY and other["ends"] < _NEARLY
 
 
 def _ahead_ms(clocks: dict[str, list[tuple[str, float]]], totals: dict[str, int]) -> dict[str, int]:
