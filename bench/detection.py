@@ -3,8 +3,9 @@ scorer.
 
 `hdfs` (P1) and `trainticket` judge sessions, `bgl` (P3) lines in the order of time, `triage` (P4) ranks lines
 of shapes that no training saw, `samples` judges the recorded faults, `units` ranks blocks, nodes and traces,
-and, for each fault of a shop of twelve services, the services (`origin`). Nothing is tuned on what is scored;
-a threshold picked with the labels is called oracle wherever it is shown."""
+and, for each fault of a shop of twelve services, the services (`origin`). `incident_origin` names the first
+service of the same faults as incidents do. Nothing is tuned on what is scored; a threshold picked with the
+labels is called oracle wherever it is shown."""
 
 import argparse
 import importlib
@@ -14,11 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from bench import _chronological, _shop, _units, _windows, samples
+from bench import _chronological, _origin, _shop, _units, _windows, samples
+from bench._shop_data import SHOP, TESTING, TUNING
 from bench._triage_data import all_sets
 from bench._triage_run import Plan, run
 
-PARTS: Final = ("hdfs", "bgl", "triage", "trainticket", "samples", "units")
+PARTS: Final = ("hdfs", "bgl", "triage", "trainticket", "samples", "units", "incident_origin")
 
 
 def options(parser: Any) -> None:
@@ -26,6 +28,15 @@ def options(parser: Any) -> None:
         "--only", action="append", choices=PARTS, help="one part, may be given again; default: all"
     )
     parser.add_argument("--seeds", type=_positive, default=5)
+    parser.add_argument(
+        "--services",
+        type=Path,
+        default=SHOP,
+        help="a set in the layout of samples/services, for `incident_origin`",
+    )
+    parser.add_argument(
+        "--half", choices=(TUNING, TESTING), default=TESTING, help="of that set; figures are those of testing"
+    )
     parser.add_argument(
         "--repeats", type=_positive, default=20, help="splits of every triage set, spread over the seeds"
     )
@@ -48,6 +59,7 @@ def measure(data: Path, args: argparse.Namespace) -> dict[str, Any]:
         "triage": lambda: run(all_sets(data), Plan(seeds=args.seeds, repeats=max(args.repeats, args.seeds))),
         "trainticket": lambda: _sequences().trainticket(data, args.seeds),
         "units": lambda: _units.measure(data, draws=4 * args.seeds) | _shop.measure(),
+        "incident_origin": lambda: _origin.measure(args.services, half=args.half),
         "samples": lambda: {**samples.measure(data), "lines_judged": _windows.measure(seeds=args.seeds)},
     }
     for name in args.only or PARTS:
