@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from html import unescape
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 import polars as pl
@@ -440,6 +440,28 @@ def test_a_key_is_shown_once_and_revoked_after_a_question(place: Place, local: P
 def test_an_incident_of_rates_has_a_page(local: Person) -> None:
     (link,) = set(re.findall(r"/incidents/[0-9a-f]+", local.page("/rates")))
     assert "rate silence" in local.page(link) or "has stopped" in local.page(link)
+
+
+def test_an_incident_of_two_workloads_says_where_it_likely_began(place: Place, local: Person) -> None:
+    state, first = Incidents(), NOW - timedelta(minutes=4)
+    state.add(
+        [
+            IncidentEvent(
+                event_id=workload, workload=workload, cause="template:7", kind="template", first=at, last=at, count=5,
+                score=0.9, severity=3, text=f"boom {MARKUP}", source="", line=0,
+            )
+            for workload, at in (("shop/db", first), ("shop/web", first + timedelta(seconds=40)))
+        ]
+    )  # fmt: skip
+    key, (incident,) = Keys(place.settings.redis.key_prefix).watching("incidents"), state.all()
+    before = cast("bytes", place.client.get(key))
+    try:
+        place.client.set(key, state.pack())
+        body = local.page(f"/incidents/{incident.id}")
+    finally:
+        place.client.set(key, before)  # all tests here share one place
+    assert "<h2>Likely began in shop/db</h2>" in body and "Likely first:" not in body
+    assert "<b>shop/db</b>: its first cause came first" in body
 
 
 def test_every_link_of_a_page_leads_somewhere(local: Person) -> None:
