@@ -1,6 +1,8 @@
 """Values of real logs by minute, template and variable, as a watcher gets them, and latency faults put into
 them."""
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +18,7 @@ from pipeline.records.levels import ERROR_LEVELS
 from pipeline.records.schema import raw_frame
 from pipeline.sources import formats
 from pipeline.watching.numbers.variable import SLOTS
+from pipeline.watching.values.bins import bin_of
 from pipeline.watching.values.sampling import SLOT_S, ValueSample, value_texts
 
 BATCH_S: Final = 2  # seconds
@@ -81,3 +84,26 @@ def value_stream(name: str, lines: Sequence[str]) -> ValueStream:
                 for number, n in zip(bins, counts, strict=True):
                     sums[number] = sums.get(number, 0) + n
     return ValueStream(name=name, values=dict(sorted(values.items())), texts=texts_by_id, lines=len(lines))
+
+
+def made_up_values(seed: int, days: int, variables: int = 8) -> ValueStream:
+    """Durations of templates with a rhythm of the day, levels that wander, and heavy tails: no public log of
+    ours holds durations over days. Rates are 0.3 to 50 lines a minute, of which 40 are read."""
+    rng = np.random.default_rng(seed)
+    made = [
+        (10 ** rng.uniform(-3, 0.5), rng.choice([0.3, 0.6, 1.0, 1.4]), 10 ** rng.uniform(-0.5, 1.7),
+         rng.choice([0.0, 0.1, 0.25]), rng.choice([0.0, 0.2, 0.5]), rng.choice([0.0, 0.0, 0.01]))
+        for _ in range(variables)
+    ]  # fmt: skip
+    start, levels, values = 28_401_120 // 1440 * 1440, np.zeros(variables), ValuesBySlot()
+    for minute in range(days * 1440):
+        hour = math.sin(2 * math.pi * minute / 1440)
+        for at, (median, spread, rate, wander, rhythm, tail) in enumerate(made):
+            levels[at] = 0.97 * levels[at] + 0.243 * wander * rng.standard_normal()
+            n = min(40, rng.poisson(rate * (1 + 0.7 * hour)))
+            drawn = median * np.exp(levels[at] + rhythm * hour + spread * rng.standard_normal(n))
+            drawn = np.where(rng.random(n) < tail, 3 * drawn * (1 + rng.pareto(1.2, n)), drawn)
+            bins = Counter(bin_of("duration", float(value)) for value in drawn)
+            if bins:
+                values[(start + minute) * SLOTS, at + 1, f"duration#{at}", "duration"] = dict(bins)
+    return ValueStream(name="made_up", values=values, texts={}, lines=0)

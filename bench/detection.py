@@ -4,8 +4,8 @@ scorer.
 `hdfs` (P1) and `trainticket` judge sessions, `bgl` (P3) lines in the order of time, `triage` (P4) ranks lines
 of shapes that no training saw, `samples` judges the recorded faults, `units` ranks blocks, nodes and traces,
 and, for each fault of a shop of twelve services, the services (`origin`). `incident_origin` names the first
-service of the same faults as incidents do. Nothing is tuned on what is scored; a threshold picked with the
-labels is called oracle wherever it is shown."""
+service of the same faults as incidents do. `numbers` looks for latency. Nothing is tuned on what is scored; a
+threshold picked with the labels is called oracle wherever it is shown."""
 
 import argparse
 import importlib
@@ -15,12 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from bench import _chronological, _origin, _shop, _units, _windows, samples
+from bench import _chronological, _numbers, _origin, _shop, _units, _windows, samples
 from bench._shop_data import SHOP, TESTING, TUNING
 from bench._triage_data import all_sets
 from bench._triage_run import Plan, run
 
-PARTS: Final = ("hdfs", "bgl", "triage", "trainticket", "samples", "units", "incident_origin")
+PARTS: Final = (
+    "hdfs", "bgl", "triage", "trainticket", "samples", "units", "incident_origin", "numbers",
+)  # fmt: skip
 
 
 def options(parser: Any) -> None:
@@ -60,6 +62,7 @@ def measure(data: Path, args: argparse.Namespace) -> dict[str, Any]:
         "trainticket": lambda: _sequences().trainticket(data, args.seeds),
         "units": lambda: _units.measure(data, draws=4 * args.seeds) | _shop.measure(),
         "incident_origin": lambda: _origin.measure(args.services, half=args.half),
+        "numbers": lambda: _numbers.measure(data),
         "samples": lambda: {**samples.measure(data), "lines_judged": _windows.measure(seeds=args.seeds)},
     }
     for name in args.only or PARTS:
