@@ -46,7 +46,7 @@ MAX_BYTES: Final = 4 << 20
 MAX_ANOMALIES: Final = 3_200
 _KEYS: Final = (
     "observations", "", "sessions", "pulses", "rates", "incidents", "outbox", "pasts", "past_due",
-    "numbers",
+    "numbers", "daily",
 )  # fmt: skip
 
 
@@ -68,6 +68,7 @@ class RoundWire(msgspec.Struct, frozen=True, kw_only=True):
     minute_counts: dict[str, bytes]
     rates: dict[str, bytes]
     distributions: dict[str, bytes]
+    daily: dict[str, bytes]
     forgotten: list[str]  # workloads
     forgotten_times: list[str]  # fields of `watching` that are theirs
     events: list[tuple[str, str, str]]  # (type, subject, JSON) for others to follow
@@ -235,6 +236,10 @@ class WatcherState:
         """The states of the numbers of these workloads."""
         return self._blobs("numbers", workloads)
 
+    def daily(self, workloads: Sequence[str]) -> dict[str, bytes]:
+        """The templates of these workloads that come every day."""
+        return self._blobs("daily", workloads)
+
     def incidents(self) -> bytes | None:
         """The state of incidents."""
         with answering():
@@ -280,6 +285,7 @@ class WatcherState:
             minute_counts={name: counts.pack() for name, counts in changes.minute_counts.items()},
             rates=changes.rates,
             distributions=changes.distributions,
+            daily=changes.daily,
             forgotten=changes.forgotten,
             forgotten_times=[
                 prefix + model_name(workload, kind)

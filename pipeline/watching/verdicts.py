@@ -1,7 +1,7 @@
 """Verdicts on sessions and alarms of rates as findings in words, and as events of incidents."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -200,10 +200,14 @@ def of_numbers(workload: str, alarm: NumberAlarm, texts: Mapping[int, str]) -> W
 
 
 def events_of(
-    observed: Iterable[Observation], found: Sequence[WatcherFinding], workloads: Iterable[str] = ()
+    observed: Iterable[Observation],
+    found: Sequence[WatcherFinding],
+    workloads: Iterable[str] = (),
+    *,
+    usual: Container[tuple[str, int]] = frozenset(),
 ) -> list[IncidentEvent]:
     """The events of incidents of one round: anomalous templates and findings. `workloads`: all that may be
-    named in texts."""
+    named in texts. `usual`: (batch id, template) that are no event."""
     known = by_last_part(workloads)
     events = [
         IncidentEvent(
@@ -226,6 +230,7 @@ def events_of(
         )
         for observation in observed
         for row in observation.anomalies.named_rows()
+        if (observation.batch_id, row["template_id"]) not in usual
     ]
     groups: dict[tuple[str, str, str], list[WatcherFinding]] = {}
     for item in found:

@@ -67,6 +67,7 @@ class Changes:
     rates: dict[str, bytes] = field(default_factory=dict)
     distributions: dict[str, bytes] = field(default_factory=dict)  # of the numbers of a workload
     forgotten: list[str] = field(default_factory=list)  # workloads
+    daily: dict[str, bytes] = field(default_factory=dict)  # templates of a workload that come every day
     rows: list[tuple[str, str, pl.DataFrame]] = field(default_factory=list)  # (batch id, workload, rows)
     incidents: bytes = b""  # b"" leaves them as they are
     events: list[tuple[str, str, str]] = field(default_factory=list)  # (type, subject, JSON)
@@ -90,6 +91,7 @@ class Changes:
         self.minute_counts |= part.minute_counts
         self.rates |= part.rates
         self.distributions |= part.distributions
+        self.daily |= part.daily
         self.forgotten += part.forgotten
         self.incidents = self.incidents or part.incidents
         self.events += part.events

@@ -491,6 +491,33 @@ def test_anomalous_templates_become_incidents_and_their_number_is_known(world: W
 
 
 @pytest.mark.long
+def test_an_error_that_comes_every_day_is_no_incident_and_a_new_one_is(world: World) -> None:
+    def fatal(day: int, template: int, score: float = 0.7, new: bool = False) -> None:
+        batch_id = world.accept(1)
+        rows = world.rows([(None, 86_400 * day, template)], anomalous=True).with_columns(
+            pl.lit("fatal").alias("level"),
+            pl.lit(score).alias("score"),
+            pl.Series("reasons", [["new-template"] if new else ["error-severity:fatal"]]),
+        )
+        world.commit(batch_id, rows, [None])
+        world.round()
+
+    def causes() -> list[str]:
+        found = Incidents.unpack(world.watcher.state.incidents()).all()
+        return sorted(cause.cause for incident in found for cause in incident.causes)
+
+    for day in range(-8, -2):
+        fatal(day, 40)
+        world.watcher = world.another()
+    assert causes() == ["template:40"] * 5, (
+        "the sixth day is the first that five days of the week before have"
+    )
+    fatal(-2, 41)
+    fatal(-2, 40, score=1.0)  # as a person marked it
+    fatal(-2, 42, new=True)
+    assert causes() == ["template:40"] * 6 + ["template:41", "template:42"]
+
+
 def test_incidents_that_fail_stop_no_round(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.stored(*BAD, anomalous=True)
     with monkeypatch.context() as broken:

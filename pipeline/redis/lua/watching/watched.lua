@@ -1,13 +1,13 @@
 -- Writes the changes of one round of the watcher, and counts its observations as read.
 -- KEYS lease, observations, watching, sessions, pulses, rates, incidents, outbox, pasts, past_due (pasts by expiry),
---      numbers, events, then one sorted set of idle sessions per lane
+--      numbers, daily, events, then one sorted set of idle sessions per lane
 -- ARGV one msgpack map, spelled in watching/state.py:RoundWire
 -- returns 1, or 0 when the token is not the holder's, or Redis lost the state that the round has read. After a crash Redis
 --         may lose the last writes (appendfsync everysec): tokens repeat and observations are replayed.
 -- invariant: states, rows and the list change together or not at all, so every observation is in the states once.
 local LEASE, OBSERVATIONS, WATCHING, SESSIONS, PULSES, RATES, INCIDENTS, OUTBOX, PASTS, PAST_DUE, NUMBERS,
-  EVENTS = unpack(KEYS)
-local FIRST_LANE = 13
+  DAILY, EVENTS = unpack(KEYS)
+local FIRST_LANE = 14
 local round = cmsgpack.unpack(ARGV[1])
 local lease = redis.call('HMGET', LEASE, 'token', 'deadline')
 if lease[1] ~= round.token or tonumber(lease[2] or '0') <= now_ms() then return 0 end
@@ -52,11 +52,13 @@ for _, name in ipairs(round.forgotten_histories) do
 end
 for workload, state in pairs(round.minute_counts) do redis.call('HSET', PULSES, workload, state) end
 for workload, state in pairs(round.rates) do redis.call('HSET', RATES, workload, state) end
+for workload, state in pairs(round.daily) do redis.call('HSET', DAILY, workload, state) end
 for workload, state in pairs(round.distributions) do redis.call('HSET', NUMBERS, workload, state) end
 for _, workload in ipairs(round.forgotten) do
   redis.call('HDEL', PULSES, workload)
   redis.call('HDEL', RATES, workload)
   redis.call('HDEL', NUMBERS, workload)
+  redis.call('HDEL', DAILY, workload)
 end
 for _, field in ipairs(round.forgotten_times) do redis.call('HDEL', WATCHING, field) end
 for _, event in ipairs(round.events) do add_event(EVENTS, unpack(event)) end
