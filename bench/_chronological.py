@@ -86,6 +86,10 @@ def _part(judged: pl.DataFrame) -> dict[str, Any]:
     )
     wrong = wrong.filter(~pl.col("alert"))
     false = wrong.filter("flagged").height
+    seconds = judged["timestamp"].drop_nulls().dt.epoch("s").to_numpy()
+    days = float(seconds.max() - seconds.min()) / 86_400
+    calm = judged.filter(pl.col("flagged") & ~pl.col("alert"))
+    by_day = calm.select("masked", pl.col("timestamp").dt.date()).n_unique() if calm.height else 0
     return {
         "lines": judged.height,
         "categories": alerts["tag"].n_unique(),
@@ -93,6 +97,7 @@ def _part(judged: pl.DataFrame) -> dict[str, Any]:
         "alert_line_recall": round(caught.height / max(1, alerts.height), 6),
         "distinct_false_alarms": false,
         "of_these_error_level": wrong.filter(pl.col("flagged") & pl.col("severe")).height,
+        "false_alarms_per_day": round(by_day / max(1.0, days), 2),
         "distinct_normal": wrong.height,
         "distinct_false_alarms_per_100k_lines": round(100_000 * false / max(1, judged.height), 2),
     }

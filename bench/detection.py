@@ -72,7 +72,18 @@ def measure(data: Path, args: argparse.Namespace) -> dict[str, Any]:
         if "origin" in values[name]:
             values["origin"] = values[name].pop("origin")
         seconds[name] = round(time.monotonic() - began, 1)
-    return {**values, "seconds": seconds}
+    return {**values, "alerts_per_day": _alerts_per_day(values), "seconds": seconds}
+
+
+def _alerts_per_day(values: dict[str, Any]) -> dict[str, float]:
+    """False alarms of a workload and day, of the sets that were asked for and have times."""
+    found = {}
+    if "bgl" in values:
+        found["bgl"] = values["bgl"]["first_40"]["after"]["false_alarms_per_day"]
+    if "numbers" in values:
+        found["numbers"] = values["numbers"]["false_per_day"]
+        found["numbers_made_up"] = values["numbers"]["false_per_day_made_up"]
+    return found
 
 
 def _sequences() -> Any:
