@@ -13,7 +13,7 @@ from pipeline.watching.incidents.origins import TraceShape
 from pipeline.watching.incidents.transitions import incident_transitions
 from pipeline.watching.rows import WatcherFinding
 from pipeline.watching.state import WatcherState
-from pipeline.watching.verdicts import AHEAD_MS, events_of
+from pipeline.watching.verdicts import AHEAD_MS, Familiarity, events_of
 from pipeline.watching.view import Changes, View
 
 SEVERE: Final = 3  # at an error level or with an error word
@@ -33,8 +33,8 @@ class IncidentRound:
     def run(self) -> Changes:
         """Raises RedisUnavailable."""
         changes = Changes()
-        usual = self._usual(changes)
-        events = events_of(self.view.observed, self.found, self.view.minute_counts, usual=usual)
+        familiar = self._familiar(changes)
+        events = events_of(self.view.observed, self.found, self.view.minute_counts, familiar=familiar)
         if not events and self.view.now_ms - self.view.incidents_ms < INTERVAL_MS:
             return changes
         changes.numbers["incidents_ms"] = self.view.now_ms
@@ -56,30 +56,44 @@ class IncidentRound:
         changes.numbers["incidents"] = sum(incident.open for incident in after)
         return changes
 
-    def _usual(self, changes: Changes) -> set[tuple[str, int]]:
-        """The anomalous templates (batch, template) of this round that come every day; notes those of
-        today."""
-        usual: set[tuple[str, int]] = set()
-        observed = [one for one in self.view.observed if one.anomalies]
+    def _familiar(self, changes: Changes) -> dict[tuple[str, int], Familiarity]:
+        """The anomalous templates (batch id, template) of this round that come every day, or with a new
+        version; notes the days and the starts of this round."""
+        starting = self.state.starting({i for one in self.view.observed for i in one.rates["template_id"]})
+        observed = [
+            one
+            for one in self.view.observed
+            if one.anomalies or not starting.isdisjoint(one.rates["template_id"])
+        ]
         blobs = self.state.daily(sorted({one.workload for one in observed}))
-        known: dict[str, DailyTemplates] = {}
+        pasts = {one.workload: _unpack_daily(one.workload, blobs.get(one.workload)) for one in observed}
+        found: dict[tuple[str, int], Familiarity] = {}
         for one in observed:
-            if one.workload not in known:
-                known[one.workload] = _unpack_daily(one.workload, blobs.get(one.workload))
-            daily = known[one.workload]
+            past, latest_ms = pasts[one.workload], one.accepted_ms + AHEAD_MS
+            for minute, template_id, _ in one.rates.rows():
+                at_ms = 60_000 * minute
+                if (
+                    template_id in starting
+                    and 0 <= at_ms <= latest_ms
+                    and past.starts.note(template_id, at_ms)
+                ):
+                    changes.daily[one.workload] = b""
+        for one in observed:
+            past, latest_ms = pasts[one.workload], one.accepted_ms + AHEAD_MS
             for row in one.anomalies.named_rows():
                 template_id, at_ms = row["template_id"], row["first"]
-                latest_ms = one.accepted_ms + AHEAD_MS
                 if at_ms > latest_ms:  # of a broken clock
                     continue
-                if daily.note(template_id, at_ms, min(row["last"], latest_ms)):
+                if past.note(template_id, at_ms, min(row["last"], latest_ms)):
                     changes.daily[one.workload] = b""
-                by_level_alone = row["severity"] == SEVERE and not row["new"] and row["score"] < MARKED_SCORE
-                if by_level_alone and daily.is_usual(template_id, at_ms):
-                    usual.add((one.batch_id, template_id))
+                severe, marked = row["severity"] == SEVERE, row["score"] >= MARKED_SCORE
+                if severe and not row["new"] and not marked and past.is_usual(template_id, at_ms):
+                    found[one.batch_id, template_id] = Familiarity.EVERY_DAY
+                elif not severe and row["new"] and not marked and past.starts.just_before(at_ms):
+                    found[one.batch_id, template_id] = Familiarity.NEW_VERSION
         for workload in changes.daily:
-            changes.daily[workload] = known[workload].pack()
-        return usual
+            changes.daily[workload] = pasts[workload].pack()
+        return found
 
     def _read(self) -> Incidents | None:
         """None where a newer build has written them."""

@@ -8,7 +8,7 @@ moments.
 
 import hashlib
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Final, TypeVar, cast
 
 import msgspec
@@ -26,6 +26,7 @@ from pipeline.redis.keys import Keys
 from pipeline.redis.leases import WATCH
 from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
+from pipeline.watching.incidents.starts import says_start
 from pipeline.watching.observation import Lane, Observation
 from pipeline.watching.rates.minute_counts import MinuteCounts
 from pipeline.watching.sessions.history import SessionHistory
@@ -44,6 +45,7 @@ MAX_ROWS: Final = 50_000
 MAX_BYTES: Final = 4 << 20
 # Anomalous templates of them. Each is an event of incidents, which remember the ids of 16,384.
 MAX_ANOMALIES: Final = 3_200
+MOST_STARTING: Final = 100_000  # templates of which a process knows whether they are of a start
 _KEYS: Final = (
     "observations", "", "sessions", "pulses", "rates", "incidents", "outbox", "pasts", "past_due",
     "numbers", "daily",
@@ -94,6 +96,7 @@ class WatcherState:
         self.client = client
         self.keys = Keys(settings.redis.key_prefix)
         self.scripts = Scripts(client)
+        self._starting: dict[int, bool] = {}  # whether the template is one of a start
 
     def snapshot(self, limit: int, most_events: int) -> View:
         """The state, with the oldest `limit` observations; fewer if these have more events, rows or
@@ -260,6 +263,15 @@ class WatcherState:
                 except (BadPayload, TooNew):
                     continue
         return found
+
+    def starting(self, template_ids: Set[int]) -> set[int]:
+        """Those of these templates whose texts are of a program that starts. A process asks for each once."""
+        if len(self._starting) > MOST_STARTING:
+            self._starting.clear()
+        unknown = template_ids - self._starting.keys()
+        if unknown:
+            self._starting |= {one: says_start(text) for one, text in self.texts(unknown).items()}
+        return {one for one in template_ids if self._starting.get(one)}
 
     def change(self, changes: Changes, *, token: int) -> bool:
         """Write all changes in one step. False, without a change, after a takeover or a loss in Redis."""

@@ -1,8 +1,9 @@
 """Verdicts on sessions and alarms of rates as findings in words, and as events of incidents."""
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import Final
 
 from pipeline.records.batch import digest
@@ -10,6 +11,7 @@ from pipeline.records.verdict import Reason
 from pipeline.units import plural
 from pipeline.watching.incidents.live import AHEAD
 from pipeline.watching.incidents.named import by_last_part, named_in_text
+from pipeline.watching.incidents.starts import NEW_VERSION
 from pipeline.watching.incidents.values import IncidentEvent
 from pipeline.watching.numbers.alarms import NumberAlarm, number_sentence
 from pipeline.watching.observation import Observation
@@ -199,29 +201,36 @@ def of_numbers(workload: str, alarm: NumberAlarm, texts: Mapping[int, str]) -> W
     )
 
 
+class Familiarity(StrEnum):
+    """Why an anomalous template is no event of its own in incidents."""
+
+    EVERY_DAY = "every-day"  # a known error that the workload writes each day: no event
+    NEW_VERSION = NEW_VERSION  # a new calm pattern after a start: one cause with all others
+
+
 def events_of(
     observed: Iterable[Observation],
     found: Sequence[WatcherFinding],
     workloads: Iterable[str] = (),
     *,
-    usual: Container[tuple[str, int]] = frozenset(),
+    familiar: Mapping[tuple[str, int], Familiarity] | None = None,
 ) -> list[IncidentEvent]:
     """The events of incidents of one round: anomalous templates and findings. `workloads`: all that may be
-    named in texts. `usual`: (batch id, template) that are no event."""
-    known = by_last_part(workloads)
+    named in texts. `familiar`: by batch id and template."""
+    known, familiar = by_last_part(workloads), familiar or {}
     events = [
         IncidentEvent(
             event_id=f"{observation.batch_id} {row['template_id']} {observation.version}",
             workload=observation.workload,
-            cause=f"template:{row['template_id']}",
-            kind="template",
+            cause=NEW_VERSION if part is Familiarity.NEW_VERSION else f"template:{row['template_id']}",
+            kind=NEW_VERSION if part is Familiarity.NEW_VERSION else "template",
             first=_moment(row["first"]),
             # One line with a broken date must not make its template last until that date.
             last=_moment(min(row["last"], max(row["first"], observation.accepted_ms + AHEAD_MS))),
             count=row["n"],
             score=row["score"],
             severity=row["severity"],
-            text=row["text"],
+            text=f"new version: {row['text']}" if part is Familiarity.NEW_VERSION else row["text"],
             source=row["source"] or "",
             line=row["line"] or 0,
             new=row["new"],
@@ -230,7 +239,8 @@ def events_of(
         )
         for observation in observed
         for row in observation.anomalies.named_rows()
-        if (observation.batch_id, row["template_id"]) not in usual
+        for part in [familiar.get((observation.batch_id, row["template_id"]))]
+        if part is not Familiarity.EVERY_DAY
     ]
     groups: dict[tuple[str, str, str], list[WatcherFinding]] = {}
     for item in found:

@@ -1,4 +1,4 @@
-"""Templates that come every day."""
+"""Templates that come every day, and starts of a program."""
 
 import pytest
 from hypothesis import given
@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import BadPayload
 from pipeline.watching.incidents.daily import LOOKED_BACK, MOST_TEMPLATES, USUAL, DailyTemplates
+from pipeline.watching.incidents.starts import MOST, Starts, says_start
 
 DAY_MS = 86_400_000
 TODAY = 20_600
@@ -38,3 +39,19 @@ def test_templates_are_bounded_and_a_damaged_state_is_refused() -> None:
     assert len(state.seen) == MOST_TEMPLATES and 4 not in state.seen
     with pytest.raises(BadPayload):
         DailyTemplates.unpack(b"\xc1")
+
+
+def test_a_start_is_a_line_that_says_so_and_did_not_come_for_a_while() -> None:
+    says = ["Server started on port <NUM>", "Booting worker with pid <NUM>", "now listening on <IP>"]
+    assert all(map(says_start, says))
+    assert not any(map(says_start, ["restarting is off", "started_at=<TIME>", "the end"]))
+    state, minute = Starts(), 60_000
+    assert state.note(5, 100 * minute) and state.newest_ms == 100 * minute
+    for at in range(101, 200):  # a job that starts every minute
+        state.note(5, at * minute)
+    assert state.newest_ms == 100 * minute and state.just_before(120 * minute)
+    assert not state.just_before(99 * minute) and not state.just_before(140 * minute)
+    assert state.note(5, 260 * minute) and state.newest_ms == 260 * minute
+    for template in range(100):
+        state.note(template, (300 + template) * minute)
+    assert len(state.last) == MOST

@@ -518,6 +518,36 @@ def test_an_error_that_comes_every_day_is_no_incident_and_a_new_one_is(world: Wo
     assert causes() == ["template:40"] * 6 + ["template:41", "template:42"]
 
 
+def test_new_calm_patterns_after_a_start_are_one_cause_and_errors_are_not(world: World) -> None:
+    for number, text in ((50, "Server started on port <NUM>"), (51, "cart service is ready")):
+        template = Template(template_id=number, text=text, severe=False, workload="shop")
+        world.client.hset(world.keys.templates, str(number), pack_template(template))
+
+    def new(second: int, template: int, level: str = "info") -> None:
+        batch_id = world.accept(1)
+        rows = world.rows([(None, second, template)], anomalous=True).with_columns(
+            pl.lit(level).alias("level"), pl.Series("reasons", [["new-template"]])
+        )
+        world.commit(batch_id, rows, [None])
+        world.round()
+
+    new(0, 60)  # before the start
+    world.stored((None, 3_600, 50), (None, 3_600, 51))
+    world.round()
+    world.watcher = world.another()
+    new(3_700, 61)
+    new(4_500, 62)
+    new(4_510, 63, level="error")
+    new(9_000, 64)  # long after it
+    found = Incidents.unpack(world.watcher.state.incidents()).all()
+    causes = sorted((cause.cause, cause.kind, cause.count) for incident in found for cause in incident.causes)
+    assert causes == [
+        ("new-version", "new-version", 2), ("template:60", "template", 1), ("template:63", "template", 1),
+        ("template:64", "template", 1),
+    ]  # fmt: skip
+    assert any(cause.text == "new version: says T61" for incident in found for cause in incident.causes)
+
+
 def test_incidents_that_fail_stop_no_round(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.stored(*BAD, anomalous=True)
     with monkeypatch.context() as broken:

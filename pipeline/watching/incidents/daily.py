@@ -11,6 +11,7 @@ import msgspec
 
 from pipeline.errors import BadPayload
 from pipeline.records.wire import Codec
+from pipeline.watching.incidents.starts import Starts
 
 LOOKED_BACK: Final = 7  # days
 USUAL: Final = 5  # a service that works on weekdays has no more
@@ -30,6 +31,8 @@ class DailyTemplates(msgspec.Struct, array_like=True):
         dict[int, tuple[_Day, Annotated[int, msgspec.Meta(ge=0, le=_KEPT)]]],
         msgspec.Meta(max_length=MOST_TEMPLATES),
     ] = msgspec.field(default_factory=dict)
+
+    starts: Starts = msgspec.field(default_factory=Starts)
 
     def note(self, template_id: int, first_ms: int, last_ms: int) -> bool:
         """The template was seen from one time to the other; whether that changed anything."""
