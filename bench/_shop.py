@@ -22,7 +22,7 @@ from pipeline.watching.sessions.model import SessionModel
 from pipeline.watching.units.evidence import surprises
 from pipeline.watching.units.own_time import spans_of
 from pipeline.watching.units.ranking import weigh_units
-from pipeline.watching.units.unit_lines import TEXT_CHARS, UNIT_LINES, UnitFold, UnitTable
+from pipeline.watching.units.unit_lines import UNIT_LINES, UnitFold, UnitTable, both_ends
 
 WINDOW_S: Final = 15.0  # of the normal windows: as long as most faults last
 FAULTS_FROM: Final = 1_000  # windows of faults; those below are normal
@@ -96,7 +96,7 @@ def judge(half: ShopHalf) -> ShopJudged:
     every = judged.lines.with_columns(
         pl.col("service").alias("unit"),
         where.cast(pl.Int32).alias("window"),
-        pl.when("flagged").then(pl.col("message").str.head(TEXT_CHARS)).alias("text"),
+        pl.when("flagged").then(both_ends()).alias("text"),
         pl.when("flagged").then(occasion).alias("occasion"),
         *spans_of(
             judged.lines.select(

@@ -91,6 +91,16 @@ def test_pods_are_called_by_their_service_and_replicas_do_not_blame_each_other()
     assert shares(table) == {}
 
 
+def test_the_last_line_of_a_traceback_is_searched_for_names_too() -> None:
+    message = "\n".join(
+        ["unhandled error", *["  File x.py, line 1"] * 40, "socket.gaierror: no address of host orders"]
+    )
+    text = pl.DataFrame({"message": [message]}).select(folding.both_ends())["message"][0]
+    assert len(text) <= folding.TEXT_CHARS + 5
+    table = folded(flagged("web", text, 1) + calm("orders", 0, 1))
+    assert shares(table) == {("web", "orders"): PASSED}
+
+
 def test_units_of_another_window_are_not_blamed() -> None:
     table = folded([*flagged("web", "orders failed", 1), *calm("orders", 1, 1)])
     assert shares(table) == {}

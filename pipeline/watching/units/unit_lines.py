@@ -205,9 +205,23 @@ def unit_lines(lines: pl.DataFrame, unit: pl.Series, window: pl.Series, found: p
         flagged.alias("flagged"),
         "p_value",
         "found",
-        pl.when(pl.col("found") | flagged).then(pl.col("message").str.head(TEXT_CHARS)).alias("text"),
+        pl.when("found")
+        .then(pl.col("message").str.head(TEXT_CHARS))
+        .when(flagged)
+        .then(both_ends())
+        .alias("text"),
         "occasion",
         *SPANS,
+    )
+
+
+def both_ends() -> pl.Expr:
+    """Begin and end of a message: a Python traceback names its error, and often a host, in the last line."""
+    message, half = pl.col("message"), TEXT_CHARS // 2
+    return (
+        pl.when(message.str.len_chars() > TEXT_CHARS)
+        .then(pl.concat_str(message.str.head(half), message.str.tail(half), separator=" ... "))
+        .otherwise(message)
     )
 
 
