@@ -14,12 +14,18 @@ def control_program(folder: Path) -> str:
     program.write_text(
         textwrap.dedent("""\
             #!/bin/sh
-            read command argument
             dir="$CUDA_MPS_PIPE_DIRECTORY"
+            if [ "$1" = "-d" ]; then
+              if [ -e "$CUDA_MPS_LOG_DIRECTORY/fails" ]; then echo "cannot start"; exit 1; fi
+              echo "$CUDA_VISIBLE_DEVICES" > "$dir/pid"
+              exit 0
+            fi
+            read command argument
             if [ -e "$dir/hangs" ]; then exec sleep 30; fi
             if [ ! -e "$dir/pid" ]; then echo "Cannot find MPS control daemon process"; exit 1; fi
             case "$command" in
               get_server_list) cat "$dir/servers" 2>/dev/null ;;
+              quit) rm "$dir/pid" ;;
               get_client_list) cat "$dir/clients-$argument" 2>/dev/null ;;
               *) exit 1 ;;
             esac

@@ -751,6 +751,11 @@ def see_only(device: str) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = device
 
 
+def set_for_cuda(variables: Mapping[str, str]) -> None:
+    """Sets variables that CUDA reads when it starts in this process, as those of MPS."""
+    os.environ.update(variables)
+
+
 def page() -> str:
     """docs/settings.md, from the settings themselves (a test compares)."""
     lines = [

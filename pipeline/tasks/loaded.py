@@ -18,7 +18,7 @@ from pipeline.models.registry import Registry
 from pipeline.models.serving import Serving
 from pipeline.models.verdict import Knowledge
 from pipeline.observe import counters as metrics
-from pipeline.settings import Settings
+from pipeline.settings import Settings, set_for_cuda
 from pipeline.watching.sessions.bundled import read_session_models, session_model_of
 from pipeline.watching.sessions.model import SessionModel
 
@@ -149,10 +149,12 @@ class LoadedModels:
         """Start to use the leased device, within the leased memory. Raises LogweirError."""
         if self.profile.device == "cpu":
             return
-        from pipeline.gpu.node import cuda
+        from pipeline.gpu.node import cuda, mps
 
         part = lease.parts[0]
         context_mib = self.settings.internal.gpu_context_mib
+        if cuda.started_on() is None:  # CUDA reads them once
+            set_for_cuda(mps.of_part(part, context_mib))
         self.place = cuda.begin(part.uuid, memory_mib=part.memory_mib, context_mib=context_mib)
 
     def unload(self) -> None:

@@ -20,12 +20,15 @@ from typing import Any
 import pytest
 import redis
 from command_line import Said, Verb, command_line
+from fake_mps import control_program
 from hypothesis import given
 from hypothesis import strategies as st
+from pool_devices import put_devices
 from rich.console import Console
 
 from pipeline.commands.gpu import top as gpu_top
 from pipeline.commands.gpu.top import EMPTY, cropped, picture
+from pipeline.gpu.node import mps
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.policy import policy
 from pipeline.gpu.policy.explain import device_views, open_door, short, why_it_waits
@@ -692,6 +695,32 @@ def test_an_agent_gets_a_token_that_ends_with_it(verb: Verb, settings: Settings,
     finally:
         assert "b is refused" in verb("agents", "remove", "b").out
     assert json.loads(verb("agents", "--json").out) == []
+
+
+def test_a_daemon_of_mps_is_started_shown_and_stopped_with_care(
+    verb: Verb, pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", control_program(tmp_path))
+    monkeypatch.setattr(mps.find, "__kwdefaults__", {**mps.find.__kwdefaults__, "root": tmp_path / "mps"})
+    monkeypatch.setattr(
+        mps.start_daemon, "__kwdefaults__", {**mps.start_daemon.__kwdefaults__, "root": tmp_path / "mps"}
+    )
+    gpu = UUIDS[0]
+    assert "no MPS daemon serves" in verb("mps", "status", gpu).out
+    assert "has no MPS daemon of its own" in sentence(verb("mps", "stop", gpu), 2)
+    lent = asked(verb("request", "--memory", "1GiB", "--device", gpu, "--name", "job", "--json"))
+    assert "lease job lives on" in sentence(verb("mps", "start", gpu), 2)
+    verb("release", "job", "--token", str(lent["token"]))
+    assert asked(verb("mps", "start", gpu, "--json"))["running"] is True
+    place = tmp_path / f"mps-{gpu}"
+    (place / "servers").write_text("100\n")
+    (place / "clients-100").write_text("4711\n")
+    assert "processes under it: 4711" in verb("mps", "status", gpu).out
+    assert "process 4711 runs under" in sentence(verb("mps", "stop", gpu), 2)
+    assert "has ended" in verb("mps", "stop", gpu, "--yes").out
+    assert asked(verb("mps", "status", gpu, "--json"))["running"] is False
+    put_devices(pool, 1, node="far", clear_quarantine=False)
+    assert "run `logweir gpu mps` on that machine" in sentence(verb("mps", "start", "GPU-far"), 2)
 
 
 def test_top_of_a_pool_without_devices_is_no_error(verb: Verb, client: "redis.Redis") -> None:

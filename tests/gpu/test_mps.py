@@ -7,6 +7,7 @@ from fake_mps import a_daemon, control_program
 
 from pipeline.errors import BadInput
 from pipeline.gpu.node import mps
+from pipeline.gpu.values import LeasePart
 
 UUID = "GPU-a"
 
@@ -87,3 +88,45 @@ def test_limits_count_devices_as_the_program_sees_them(tmp_path: Path) -> None:
     for memory, compute in (([0], 10), ([-5], 10), ([100], 101), ([100], -1)):
         with pytest.raises(BadInput, match="MPS cannot hold"):
             mps.limits(daemon, memory_mib=memory, compute_percent=compute)
+
+
+def test_a_daemon_is_started_for_one_device_found_and_stopped(tmp_path: Path, control: str) -> None:
+    root = tmp_path / "mps"
+    daemon = mps.start_daemon(UUID, path=control, root=root)
+    assert (daemon.directory, daemon.uuid) == (tmp_path / f"mps-{UUID}", UUID)
+    assert (daemon.directory / "pid").read_text() == f"{UUID}\n", "it sees this device alone"
+    assert daemon.directory.stat().st_mode & 0o077 == 0
+    assert mps.find(UUID, path=control, root=root) == daemon
+    with pytest.raises(BadInput, match="serves GPU-a already"):
+        mps.start_daemon(UUID, path=control, root=root)
+    assert mps.stop_daemon(daemon)
+    assert mps.find(UUID, path=control, root=root) is None
+    assert not mps.stop_daemon(daemon)
+    assert mps.start_daemon(UUID, path=control, root=root) == daemon, "in the directory that it left behind"
+
+
+def test_a_daemon_that_cannot_be_started_says_why(tmp_path: Path, control: str) -> None:
+    root = tmp_path / "mps"
+    with pytest.raises(BadInput, match="nvidia-cuda-mps-control is not in"):
+        mps.start_daemon(UUID, path=f"{tmp_path}/nothing", root=root)
+    (tmp_path / f"mps-{UUID}-log" / "fails").touch()
+    with pytest.raises(BadInput, match=r"did not start \(cannot start\)"):
+        mps.start_daemon(UUID, path=control, root=root)
+    other = tmp_path / "mps-GPU-b"
+    other.symlink_to(tmp_path)
+    with pytest.raises(BadInput, match="belongs to another user"):
+        mps.start_daemon("GPU-b", path=control, root=root)
+
+
+def test_a_process_of_ours_has_the_limits_of_a_daemon_where_there_is_one(
+    tmp_path: Path, control: str
+) -> None:
+    root = tmp_path / "mps"
+    part = LeasePart(uuid=UUID, memory_mib=2_048, compute_percent=10)
+    assert mps.of_part(part, 512, root=root, path=control) == {}
+    mps.start_daemon(UUID, path=control, root=root)
+    assert mps.of_part(part, 512, root=root, path=control) == {
+        "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / f"mps-{UUID}"),
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1536M",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "10",
+    }

@@ -278,6 +278,11 @@ def _lending(action: Any) -> None:
     clear.add_argument("device", metavar="DEVICE", help="its UUID, or the beginning of it")
     clear.add_argument("--yes", action="store_true", help="also when the driver still sees processes there")
 
+    mps = action("mps", "the MPS daemon of a GPU of this machine, which holds leases there to their limits")
+    mps.add_argument("change", choices=("start", "stop", "status"), help="what to do with it")
+    mps.add_argument("device", metavar="DEVICE", help="the UUID of the GPU, or the beginning of it")
+    mps.add_argument("--yes", action="store_true", help="also where a lease or a program is there")
+
 
 def _simulating(action: Any) -> None:
     simulate = action(

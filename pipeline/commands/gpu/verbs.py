@@ -93,6 +93,10 @@ def _done_with_pool(args: argparse.Namespace) -> int:
                 from pipeline.commands.gpu import models as gpu_models
 
                 return gpu_models.main(args, pool, settings)
+            case "mps":
+                from pipeline.commands.gpu import mps as gpu_mps
+
+                return gpu_mps.main(args, pool)
             case "agents":
                 from pipeline.commands.gpu.agents import change_agents
 

@@ -2,9 +2,11 @@
 
 CUDA that does not reach the daemon silently runs without MPS and its limits (man nvidia-cuda-mps-control). So
 a limit counts only once the daemon lists the process. A fatal error of one client ends all clients of the
-device; one daemon per device keeps that from spreading. Daemons are found, never started or stopped.
+device; one daemon per device keeps that from spreading. Only a person starts and stops daemons
+(`logweir gpu mps`).
 """
 
+import os
 import re
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
@@ -13,11 +15,13 @@ from pathlib import Path
 from typing import Final
 
 from pipeline.errors import BadInput
+from pipeline.gpu.values import LeasePart
 
 CONTROL: Final = "nvidia-cuda-mps-control"
 # The default of NVIDIA's tools; by our own convention there is one directory per device beside it.
 DEFAULT_DIRECTORY: Final = Path("/tmp/nvidia-mps")  # noqa: S108 - NVIDIA's own default
 PATHS: Final = "/usr/local/bin:/usr/bin:/bin"
+START_S: Final = 10.0
 ANSWER_S: Final = 2.0  # a daemon that waits for a client's teardown answers nobody
 
 
@@ -96,6 +100,16 @@ def limits(daemon: Daemon, *, memory_mib: Sequence[int], compute_percent: int) -
     return env
 
 
+def of_part(
+    part: LeasePart, context_mib: int, *, root: Path = DEFAULT_DIRECTORY, path: str = PATHS
+) -> dict[str, str]:
+    """The variables of a process of ours that has this part of a device; none where no daemon serves it."""
+    daemon = find(part.uuid, root=root, path=path)
+    if daemon is None:
+        return {}
+    return limits(daemon, memory_mib=[part.memory_mib - context_mib], compute_percent=part.compute_percent)
+
+
 def clients(daemon: Daemon, *, timeout_s: float = ANSWER_S) -> set[int] | None:
     """Process ids that the daemon's servers list, as the daemon counts them; None when it does not answer."""
     servers = _ask(daemon, "get_server_list", timeout_s)
@@ -125,6 +139,48 @@ def why_not(daemon: Daemon, pids: Collection[int], *, timeout_s: float = ANSWER_
             " limits; check that they have the daemon's user and see its directory"
         )
     return ""
+
+
+def start_daemon(
+    uuid: str, *, path: str = PATHS, root: Path = DEFAULT_DIRECTORY, timeout_s: float = START_S
+) -> Daemon:
+    """Starts the daemon of one device, for programs of this user. Raises BadInput where that cannot be."""
+    place = root.with_name(f"{root.name}-{uuid}")
+    if find(uuid, path=path, root=root) is not None:
+        raise BadInput(f"an MPS daemon serves {uuid} already; `logweir gpu mps status` shows it")
+    logs = place.with_name(f"{place.name}-log")
+    for folder in (place, logs):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+            raise BadInput(
+                f"{folder} belongs to another user, who could read programs there; remove it first"
+            )
+    daemon = Daemon(directory=place, uuid=uuid, path=path)
+    env = {**reach(daemon), "CUDA_MPS_LOG_DIRECTORY": str(logs), "CUDA_VISIBLE_DEVICES": uuid}
+    try:
+        done = subprocess.run(
+            ["/usr/bin/env", CONTROL, "-d"],
+            env={**env, "PATH": path, "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as exc:
+        raise BadInput(f"{CONTROL} did not start within {timeout_s:g} s; see {logs}") from exc
+    if done.returncode == 127:
+        raise BadInput(f"{CONTROL} is not in {path}; it comes with the NVIDIA driver")
+    if done.returncode or _ask(daemon, "get_server_list", timeout_s) is None:
+        said = " ".join((done.stderr or done.stdout).split())[:200]
+        raise BadInput(f"the MPS daemon of {uuid} did not start ({said or 'it does not answer'}); see {logs}")
+    return daemon
+
+
+def stop_daemon(daemon: Daemon, *, timeout_s: float = START_S) -> bool:
+    """Ends a daemon, and with it every program that runs under it. False when it does not answer."""
+    return _ask(daemon, "quit", timeout_s) is not None
 
 
 def _ask(daemon: Daemon, command: str, timeout_s: float) -> str | None:
