@@ -82,6 +82,27 @@ def test_a_process_begins_on_the_device_of_that_uuid_with_the_leased_memory(cuda
     assert device.started_on() == "GPU-bbbb-2"
 
 
+@pytest.mark.parametrize(("gives", "proved"), [(7, True), (8, True), (9, False), (100, False), (2, False)])
+def test_a_limit_is_proved_by_what_tensors_get(
+    cuda: Cuda, monkeypatch: pytest.MonkeyPatch, gives: int, proved: bool
+) -> None:
+    """`gives`: pieces of 64 MiB until memory is out; the lease leaves room for eight."""
+    left = [gives + 1]  # begin() takes one
+
+    def empty(*_: Any, **__: Any) -> None:
+        if not left[0]:
+            raise torch.cuda.OutOfMemoryError("out of memory")
+        left[0] -= 1
+
+    monkeypatch.setattr(torch, "empty", empty)
+    if proved:
+        assert device.prove_limit("GPU-bbbb-2", memory_mib=712, context_mib=200) == 64 * gives
+        assert cuda.emptied == 1
+    else:
+        with pytest.raises(DeviceFailed, match="under a lease that leaves them 512 MiB"):
+            device.prove_limit("GPU-bbbb-2", memory_mib=712, context_mib=200)
+
+
 def test_without_a_lease_size_there_is_no_limit(cuda: Cuda) -> None:
     device.begin("GPU-aaaa-1", memory_mib=None, context_mib=200)
     assert cuda.limits == {0: 1.0}

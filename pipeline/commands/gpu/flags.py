@@ -283,6 +283,12 @@ def _lending(action: Any) -> None:
     mps.add_argument("device", metavar="DEVICE", help="the UUID of the GPU, or the beginning of it")
     mps.add_argument("--yes", action="store_true", help="also where a lease or a program is there")
 
+    action(
+        "selftest",
+        "what holds on the GPUs of this machine: limits, locks, MPS, MIG, training, scoring; a table to paste",
+        epilog="The exit code is 0 when all checks passed or were skipped, 1 when one failed, 3 without a GPU.",
+    )
+
 
 def _simulating(action: Any) -> None:
     simulate = action(

@@ -28,6 +28,10 @@ def main(args: argparse.Namespace) -> int:
         from pipeline.commands.gpu import simulate as gpu_simulate
 
         return gpu_simulate.main(args)
+    if args.action == "selftest":
+        from pipeline.commands.gpu import selftest as gpu_selftest
+
+        return gpu_selftest.main(args)
     if args.action == "usage":
         from pipeline.commands.gpu import usage as gpu_usage
 

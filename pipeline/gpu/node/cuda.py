@@ -16,6 +16,7 @@ from pipeline.settings import see_only, visible_devices
 MIB: Final = 1 << 20
 # Torch keeps bytes, not the fraction, so reading back may differ by rounding; a MiB of 100 GiB is 1e-5.
 SAME: Final = 1e-5
+STEP_MIB: Final = 64  # of memory that a proof of the limit takes at a time
 
 _here: str | None = None  # the device on which this process has started
 _index_here: int | None = None  # torch's number of it
@@ -78,6 +79,29 @@ def begin(uuid: str, *, memory_mib: int | None, context_mib: int) -> str:
                 " see `nvidia-smi`, and that torch was built for CUDA"
             ) from exc
         return f"cuda:{index}"
+
+
+def prove_limit(uuid: str, *, memory_mib: int, context_mib: int) -> int:
+    """Fill a lease of `memory_mib` with tensors and try to take more; the MiB that they got.
+
+    Raises DeviceFailed when tensors got more than the lease leaves them, or less than half of that.
+    """
+    place = begin(uuid, memory_mib=memory_mib, context_mib=context_mib)
+    import torch
+
+    room = memory_mib - context_mib
+    kept: list[Any] = []
+    try:
+        while len(kept) * STEP_MIB <= 2 * memory_mib:
+            kept.append(torch.empty(STEP_MIB * MIB, dtype=torch.uint8, device=place))
+    except RuntimeError:  # torch's OutOfMemoryError is one
+        pass
+    got = STEP_MIB * len(kept)
+    kept.clear()
+    unload()
+    if not room // 2 <= got <= room:
+        raise DeviceFailed(f"tensors got {got} MiB of {uuid} under a lease that leaves them {room} MiB")
+    return got
 
 
 def usable() -> bool:
