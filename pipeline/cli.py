@@ -178,6 +178,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.url is not None:
             if args.verb not in REMOTE:
                 raise BadInput(f"`logweir {args.verb}` works on the machine itself; leave out --url")
+        elif args.key is not None:
+            raise BadInput("--key is of an API; name the API with --url, or leave out --key")
         else:
             extras.check(args.verb)
         if args.command in ("send.verb", "backfill.verb"):

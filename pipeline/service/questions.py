@@ -47,6 +47,10 @@ class LinesAsked:
             raise BadInput(f"level {self.level[:40]!r} is none; use one of {', '.join(LEVELS)}")
         if self.text is not None and len(self.text) > MAX_TEXT:
             raise BadInput(f"the text has {len(self.text):,} characters; ask for at most {MAX_TEXT:,}")
+        if self.since is not None and self.until is not None and self.until < self.since:
+            raise BadInput(
+                f"until {self.until.isoformat()} is before since {self.since.isoformat()}; give a later time"
+            )
 
     @property
     def filters(self) -> tuple[object, ...]:

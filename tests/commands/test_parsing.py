@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.cli import parser
+from pipeline.cli import main, parser
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,8 @@ def test_what_was_right_is_taken_as_before() -> None:
     args = parser().parse_args(["run", "a.log", "--limit", "3"])
     assert (args.files, args.limit) == (["a.log"], 3)
     assert parser().parse_args(["gpu", "run", "--", "python", "--lmit"]).program[-1] == "--lmit"
+
+
+def test_a_key_without_the_address_of_an_api_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--key", "x", "status"]) == 2
+    assert "name the API with --url" in capsys.readouterr().err

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from pipeline.errors import BadInput
-from pipeline.service.questions import PatternsAsked, pattern_span, template_number
+from pipeline.service.questions import LinesAsked, PatternsAsked, pattern_span, template_number
 from pipeline.watching.rows import RATES, template_of
 
 NOW = datetime(2026, 11, 25, 12, 3, 7, 250, tzinfo=UTC)
@@ -41,3 +41,9 @@ def test_templates_of_findings_are_numbers_too() -> None:
     for text in ("", "T", "T-", "T1x", "T9223372036854775808", "T" + "1" * 30):
         with pytest.raises(BadInput):
             template_number(text)
+
+
+def test_lines_of_a_span_that_ends_before_it_begins_are_refused() -> None:
+    assert LinesAsked(since=NOW, until=NOW).limit == 50
+    with pytest.raises(BadInput, match="is before since"):
+        LinesAsked(since=NOW, until=NOW - FIVE)
