@@ -306,16 +306,24 @@ def test_an_incident_is_found_marked_and_acknowledged_by_keys_alone_and_undone(
         assert read_marks(console.redis, console.settings).marks == []
         keys.press("a")
         page.wait_for_selector(".head .st-acknowledged")
+        page.wait_for_selector("[data-undo]")
         assert read_decisions(console.redis, console.settings)[name].state == "acknowledged"
         keys.press("u")
         page.wait_for_selector(".head .st-acknowledged", state="detached")
         assert name not in read_decisions(console.redis, console.settings)
         keys.press("?")
         page.wait_for_selector("#help[open]")
+        page.uncheck("#keys-on")
+        keys.press("Escape")
+        keys.press("/")
+        assert page.locator("dialog[open]").count() == 0
+        page.click("#open-help")
+        page.check("#keys-on")
         keys.press("Escape")
         keys.press("/")
         keys.type("compa")
-        page.wait_for_selector("#palette-hits a.on")
+        assert page.locator("#palette-hits a.on").get_attribute("aria-selected") == "true"
+        assert page.get_attribute("#palette-text", "aria-activedescendant") == "hit-0"
         keys.press("Enter")
         page.wait_for_url("**/compare*")
     assert not troubles, "\n".join(troubles)

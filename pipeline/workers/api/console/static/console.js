@@ -97,11 +97,16 @@
     button?.click();
     return Boolean(button);
   };
+  // Voices press letters, too: somebody who speaks to the machine switches single keys off.
+  const keysOff = () => localStorage.getItem("logweir-keys") === "off";
+  const keysOn = $("#keys-on");
+  if (keysOn) keysOn.checked = !keysOff();
+  keysOn?.addEventListener("change", () => localStorage.setItem("logweir-keys", keysOn.checked ? "on" : "off"));
   let marking = 0;
   document.addEventListener("keydown", (event) => {
     const typing = event.target.closest("input, textarea, select, dialog[open]");
     if ((event.metaKey || event.ctrlKey) && event.key === "k") { event.preventDefault(); openPalette(); return; }
-    if (typing || event.metaKey || event.ctrlKey || event.altKey) return;
+    if (typing || keysOff() || event.metaKey || event.ctrlKey || event.altKey) return;
     const key = event.key;
     if (marking && Date.now() - marking < 1500 && (key === "n" || key === "a")) {
       marking = 0;
@@ -131,7 +136,7 @@
   };
 
   document.addEventListener("click", (event) => {
-    const target = event.target.closest("[data-close], [data-copy], #theme, #zone, #find, .menu");
+    const target = event.target.closest("[data-close], [data-copy], #theme, #zone, #find, #open-help, .menu");
     if (!target) return;
     if (target.matches("[data-close]")) away(target.closest("[data-toast]"));
     else if (target.matches("[data-copy]")) {
@@ -145,6 +150,7 @@
       dress(document);
     } else if (target.id === "zone") switchZone();
     else if (target.id === "find") openPalette();
+    else if (target.id === "open-help") $("#help").showModal();
     else { const open = $(".top").classList.toggle("open"); target.setAttribute("aria-expanded", String(open)); }
   });
   // A form that htmx has sent leaves its checkboxes free again.
