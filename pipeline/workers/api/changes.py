@@ -156,8 +156,9 @@ class ChangeFeed(SharedFeed):
         pipe.hgetall(keys.counts)
         pipe.xrevrange(keys.audit, count=1)
         pipe.hgetall(keys.silences)
+        pipe.hlen(keys.senders)  # counted some seconds after their first lines
         with answering():
-            marks, watch, model, names, now, queue, ended, dead, newest, counts, audit, silences = (
+            marks, watch, model, names, now, queue, ended, dead, newest, counts, audit, silences, senders = (
                 pipe.execute()
             )
         incidents = Scripts(self._client).run("watching/fingerprint", [keys.watching("incidents")], [])
@@ -169,7 +170,7 @@ class ChangeFeed(SharedFeed):
             "models": (sorted(model.items()), sorted(names)),
             "trainings": (now, queue, ended),
             "dead-letters": (dead, newest),
-            "status": sorted(counts.items()),
+            "status": (sorted(counts.items()), senders),
             "audit": audit[0][0] if audit else "",
         }
         return {name: digest(str(value))[:8] for name, value in found.items()}

@@ -40,6 +40,7 @@ from pipeline.sinks.choose import parquet_of
 from pipeline.watching.incidents.live import IncidentEvent, Incidents
 from pipeline.watching.rates.rates import Rates
 from pipeline.watching.sessions.model import SessionModel, dump
+from pipeline.workers.api.changes import ChangeFeed
 from pipeline.workers.api.console.rates import PARTS, HeatPart, heat_row
 from pipeline.workers.api.console.sending import ORDER
 
@@ -494,3 +495,12 @@ def test_a_heat_row_shows_gaps_and_silence() -> None:
 
 def test_the_page_of_sending_has_each_snippet() -> None:
     assert set(ORDER) == set(SNIPPETS) and len(ORDER) == len(SNIPPETS)
+
+
+def test_a_new_sender_is_a_change_that_open_pages_hear_of(place: Place) -> None:
+    feed, counts = ChangeFeed(place.client, place.settings), SenderCounts()
+    before = feed._look()
+    counts.heard(SentBy(protocol="relp", key="", peer="10.0.0.11"), lines=1)
+    counts.push(place.client, place.settings)
+    after = feed._look()
+    assert {name for name in after if after[name] != before[name]} == {"status"}
