@@ -17,7 +17,7 @@ from pipeline.workers.api.console.views import Visitor, render
 router: Final = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
 See = Annotated[Visitor, Depends(sees())]
 Text = Annotated[str, Query(max_length=200)]
-SHOWN: Final = 40  # of each kind
+SHOWN: Final = 20  # of each kind: four of them stay below 200 KB
 HEADS: Final = {
     ChangeKind.NEW: ("New", "In A, and not in B."),
     ChangeKind.GONE: ("Gone", "In B, and no longer in A."),

@@ -78,8 +78,10 @@ async def _facts_of_now(request: Request, visitor: Visitor) -> dict[str, Any]:
         _new_patterns(request, visitor),
     )
     urgent = [row for row in rows if row.state in ATTENTION]
+    seen = _seen_by(visitor, status)
     return {
-        "mood": mood_of(urgent, rows, _seen_by(visitor, status), status),
+        "mood": mood_of(urgent, rows, seen, status),
+        "seen": seen,
         "urgent": urgent,
         "snoozed": sum(row.state == "snoozed" for row in rows),
         "silenced": sum(row.state == "silenced" for row in rows),
