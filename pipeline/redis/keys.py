@@ -260,7 +260,7 @@ GROUPS: Final = (
     ("gpu:planned", "string", "a waiting process has planned lately", "TTL 0.5 s"),
     ("watching", "hash",
         "totals of observations; last round; open and closed sessions, incidents; `lost <model>`, `unkept <model>`",
-        "fixed fields, two per workload and kind of key"),
+        "fixed fields, one per workload and kind of key, 2,000 `unkept`"),
     ("watching:observations", "list",
         "observations of stored batches, oldest first (watching/observation.py)",
         "10,000 and 64 MiB in commit.lua; watched.lua"),

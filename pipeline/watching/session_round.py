@@ -45,6 +45,8 @@ MAX_JUDGED: Final = 2_000_000  # Events of the sessions of one round; each gap c
 MAX_PER_CALL: Final = 200_000  # Events of one call of the session model, which takes many times their memory.
 MAX_OPEN_EVENTS: Final = 2_000_000  # In all open sessions: some 20 MiB in Redis.
 MAX_HISTORY_EVENTS: Final = 2_000_000  # In all histories.
+# Models whose events are noted as not collected; each round reads all of these times.
+MAX_UNKEPT: Final = 2_000
 _NEVER_MS: Final = 1 << 52  # Later than every time, and exact as a score of a sorted set.
 _GRACE_MS: Final = round(GRACE_S * 1000)
 
@@ -110,15 +112,20 @@ class SessionRound:
     def _collected(self) -> dict[str, list[BatchEvents]]:
         """The new events of every session that a live model judges, by its name."""
         found = events_by_session(self.view.observed)
+        noted = {UNKEPT + name for name in self.view.unkept_ms}
         for name, pieces in list(found.items()):
             kind = kind_and_key(split_name(name)[1])[0]
             if kind in JOINED and self._model(JOINT, kind) is not None:
                 continue
-            kept = [piece for piece in pieces if self._model(piece.observation.workload, kind) is not None]
-            unkept = {piece.observation.workload for piece in pieces if piece not in kept}
+            workloads = {piece.observation.workload for piece in pieces}
+            unkept = {one for one in workloads if self._model(one, kind) is None}
+            kept = [piece for piece in pieces if piece.observation.workload not in unkept]
             if unkept and kind in JOINED:
                 unkept.add(JOINT)
-            self.changes.numbers |= {UNKEPT + model_name(one, kind): self.view.now_ms for one in unkept}
+            for field_ in (UNKEPT + model_name(one, kind) for one in unkept):
+                if field_ in noted or len(noted) < MAX_UNKEPT:
+                    noted.add(field_)
+                    self.changes.numbers[field_] = self.view.now_ms
             if kept:
                 found[name] = kept
             else:
