@@ -18,6 +18,10 @@ from pipeline.watching.values.bins import bin_of
 from pipeline.watching.values.typed import MAX_CHARS, typed_values
 
 MOST_RECORDS: Final = 320
+PER_SLOT: Final = (
+    16  # records, where those that are stored together span many slots, as in a replay of a slow log
+)
+MOST_OF_ALL: Final = 480
 PROBES: Final = 2  # records of a template that tell whether it has values
 MOST_KNOWN: Final = 10_000  # templates that a process knows to have values
 SLOT_S: Final = 15  # seconds of event time that are counted together
@@ -74,9 +78,8 @@ class ValueSample:
         with_values = np.array([template in _having for template in heads.tolist()])
         if not with_values.any():
             return {}
-        chosen = self._chosen(with_values, _fair_share(self._sizes[with_values], MOST_RECORDS))[
-            : 2 * MOST_RECORDS
-        ]
+        share = _fair_share(self._sizes[with_values], self._most())
+        chosen = self._chosen(with_values, share)[:MOST_OF_ALL]
         found: dict[int, dict[_Key, dict[int, int]]] = {}
         for text, number, at, template_id in zip(
             texts_of(chosen), self.of[chosen].tolist(), self.slot[chosen].tolist(), self.template[chosen].tolist(),
@@ -87,6 +90,11 @@ class ValueSample:
                 place = bin_of(kind, value)
                 counts[place] = counts.get(place, 0) + 1
         return {number: _table(values) for number, values in found.items()}
+
+    def _most(self) -> int:
+        """How many records are read."""
+        slots = self.slot[self._rows]
+        return int(min(MOST_OF_ALL, max(MOST_RECORDS, PER_SLOT * (slots.max() - slots.min() + 1))))
 
     def _chosen(self, groups: "npt.NDArray[np.bool_]", share: int) -> Ints:
         """Up to about `share` records of each of these groups, spread evenly, in their order."""
