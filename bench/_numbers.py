@@ -1,12 +1,11 @@
 """Latency faults found by numbers, and false alarms over normal recordings.
 
 The faults are those of the recorded shop of twelve services (`samples/services`): the testing half where it
-is there, else the tuning half. What a watcher has learnt from a service's baseline judges each fault by
-itself, because 40 faults in 17 minutes are a back-off's business. A fault is found by an alarm of the broken
-service in a window that begins before the repair. Normal recordings are the baselines' second halves after
-their first ones, and the real logs of other sets, whose first tenth is history. Their faults, if any, count
-as false alarms.
-Four made-up streams of three days stand apart."""
+is there, else the tuning half. The state learnt from a service's baseline judges each fault by itself: 40
+faults in 17 minutes would hide each other. A fault is found by an alarm of the broken service in a window
+that begins before the repair. Normal recordings are the baselines' second halves after their first ones, and
+the real logs of other sets, whose first tenth is history. Their faults, if any, count as false alarms. Four
+made-up streams of three days stand apart."""
 
 import gzip
 import json

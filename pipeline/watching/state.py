@@ -265,7 +265,8 @@ class WatcherState:
         return found
 
     def starting(self, template_ids: Set[int]) -> set[int]:
-        """Those of these templates whose texts are of a program that starts. A process asks for each once."""
+        """Of these templates the ones whose texts are of a program that starts. A process asks for each
+        once."""
         if len(self._starting) > MOST_STARTING:
             self._starting.clear()
         unknown = template_ids - self._starting.keys()

@@ -1,4 +1,4 @@
-"""What the numbers of a template usually are, by what the watcher has learnt of its workloads."""
+"""The usual numbers of a template, as the watcher has learnt them from its workloads."""
 
 from collections.abc import Sequence
 

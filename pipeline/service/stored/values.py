@@ -152,7 +152,7 @@ class VariableValues:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsualValues:
-    """What a typed variable of a template usually is in a workload: a duration, size, count, status or code.
+    """The usual values of a typed variable of a template in a workload.
     `values`: the weight of those of the last hours. `kind` None: it is not followed, and `summary` says
     why."""
 

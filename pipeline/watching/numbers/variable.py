@@ -60,8 +60,9 @@ Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARS)]
 
 
 class Deviation(NamedTuple):
-    """What a window shows. `place`: index of the quantile, 0 the median; of statuses and codes the values
-    are shares of bad ones. Of an outlier `was` is the value that 99 % are below, and `now` the outlier."""
+    """A window's difference from the past. `place`: index of the quantile, 0 the median; of statuses and
+    codes the values are shares of bad ones. Of an outlier `was` is the value that 99 % are below, and `now`
+    the outlier."""
 
     nats: float
     place: int
@@ -124,7 +125,7 @@ class Variable(msgspec.Struct, array_like=True, kw_only=True):
         return sum(self.window.values()) >= WINDOW or slot - self.began >= _LONGEST
 
     def judge(self) -> JudgedWindow:
-        """What the window shows. Changes nothing."""
+        """Compare the window with the past. Changes nothing."""
         n = round(sum(self.window.values()))
         if n < WINDOW:
             return JudgedWindow(None, None, n)
@@ -258,8 +259,7 @@ class Variable(msgspec.Struct, array_like=True, kw_only=True):
         self.window, self.began = {}, 0
 
     def renew(self) -> None:
-        """What follows is another level: nothing of the distribution remains but the scale of its
-        deviations."""
+        """Another level begins: nothing of the distribution remains but the scale of its deviations."""
         self.counts = {}
         self.hours, self.hour_counts = {}, {}
         self.end_episode()

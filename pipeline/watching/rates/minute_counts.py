@@ -196,7 +196,7 @@ _CODEC: Final = Codec(MinuteCounts, version=1, what="the minute counts of a work
 
 
 def _divided(values: Values, horizon: int, last: int) -> tuple[Values, Values]:
-    """Those that wait, and in the order of time those up to the minute `last`; without those behind
+    """Values that wait, and in the order of time the values up to the minute `last`; none behind
     `horizon`."""
     waiting = {key: counts for key, counts in values.items() if last < key[0] // SLOTS <= horizon}
     return waiting, {key: values[key] for key in sorted(values) if key[0] // SLOTS <= last}

@@ -1,8 +1,8 @@
 """Bins of values: DDSketch's logarithmic mapping (Masson et al., VLDB 2019), and exact bins for statuses and
 codes.
 
-A bin holds the values between two neighbouring powers of GROWTH, so any value of it is within 5 % of each
-other value's geometric mean. Counts by bin add up whatever their order, which t-digests do not.
+A bin holds the values between two neighbouring powers of GROWTH, so its middle is within 5 % of each of them.
+Counts by bin add up whatever their order, which t-digests do not.
 """
 
 import math

@@ -1,8 +1,8 @@
 """The values of a stored batch, as counts by bin: a sample of its records by template.
 
-Reading the values of a record takes about as much processor time as all other work on it. So a few records
-of each template tell whether it has values, and at most MOST_RECORDS of those that have some are read of all
-records that are stored together: up to an equal number of each template of each workload, spread evenly. A
+Reading the values of a record takes about as much processor time as all other work on it. So PROBES records
+of each template tell whether it has values. Of all records that are stored together, at most MOST_RECORDS of
+templates with values are read: up to an equal number of each template of each workload, spread evenly. A
 quantile of such a sample is a quantile of the template. One value far outside may be missed.
 """
 
