@@ -1,12 +1,15 @@
 """The recorded shop of twelve services is what its labels say, and equal scores are drawn by lot."""
 
+import argparse
 import json
 import re
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+from bench import detection
 from bench._shop import place
 from bench._shop_data import SHOP, TESTING, TUNING
 from pipeline.sources import files
@@ -46,3 +49,15 @@ def test_labels_of_the_shop_fit_its_files(half: str) -> None:
 def test_equal_scores_are_drawn_by_lot(scores: dict[str, float], first: float, in_three: float) -> None:
     found = place(scores, "a")
     assert (found.first, found.in_three) == (first, in_three)
+
+
+def test_the_part_units_of_the_bench_gives_the_shop_and_origin_beside_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(detection._units, "measure", lambda *_, **__: {"hdfs": {"auroc": 1.0}})
+    monkeypatch.setattr(
+        detection._shop, "measure", lambda: {"shop": {"auroc": 0.9}, "origin": {"faults": 40}}
+    )
+    values = detection.measure(tmp_path, argparse.Namespace(only=["units"], seeds=1, repeats=1))
+    assert values["units"] == {"hdfs": {"auroc": 1.0}, "shop": {"auroc": 0.9}}
+    assert values["origin"] == {"faults": 40}
