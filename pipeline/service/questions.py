@@ -48,9 +48,8 @@ class LinesAsked:
         if self.text is not None and len(self.text) > MAX_TEXT:
             raise BadInput(f"the text has {len(self.text):,} characters; ask for at most {MAX_TEXT:,}")
         if self.since is not None and self.until is not None and self.until < self.since:
-            raise BadInput(
-                f"until {self.until.isoformat()} is before since {self.since.isoformat()}; give a later time"
-            )
+            until, since = (at.isoformat(timespec="seconds") for at in (self.until, self.since))
+            raise BadInput(f"until {until} is before since {since}; give a later time")
 
     @property
     def filters(self) -> tuple[object, ...]:

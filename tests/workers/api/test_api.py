@@ -536,7 +536,7 @@ def both(
     "verb",
     [
         "results --limit 7", "results --limit 1500 --workload shop/* --json", "results --text nowhere",
-        "results --since 2h --until 2026-01-01", "results --level error --limit 5 --context 2 --json",
+        "results --since 2025-12-01 --until 2026-01-01", "results --level error --limit 5 --context 2 --json",
         "results --workload nothing", "results --template T1 --limit 3 --anomalous",
         "patterns --since 2026-01-01 --until 2026-11-30T23:00", "patterns --since 2026-01-01 --json --until 2026-11-30T23:00",
         "patterns --template T1 --values --since 2026-01-01 --until 2026-11-30T23:00", "patterns --values",
