@@ -2,6 +2,7 @@
 rows."""
 
 import itertools
+from datetime import UTC, datetime
 from typing import Any
 
 import polars as pl
@@ -233,6 +234,7 @@ def test_false_alarms_count_distinct_lines_that_never_carry_an_alert() -> None:
             "tag": ["-", "-", "-", "X", "-", "Y"],
             "alert": [False, False, False, True, False, True],
             "after": [False, True, True, True, True, True],
+            "timestamp": [datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2, 2, 3, 4, 4)],
         }
     )
     lines = rows.unique("masked", keep="first", maintain_order=True)
@@ -240,5 +242,6 @@ def test_false_alarms_count_distinct_lines_that_never_carry_an_alert() -> None:
     assert after["categories"] == 2
     assert after["categories_found"] == 1
     assert after["alert_line_recall"] == 0.5
+    assert after["false_alarms_per_day"] == 1  # "b" on the 2nd and "c" on the 4th, in two days
     assert after["distinct_false_alarms"] == 1  # "b"; "a" came before, "c" is an alert elsewhere
     assert after["distinct_false_alarms_per_100k_lines"] == 20_000
