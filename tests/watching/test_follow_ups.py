@@ -46,6 +46,11 @@ def test_what_did_not_come_in_time_is_missing_unless_it_may_still_come() -> None
     assert late.p_value == pytest.approx(3 / 1_002) and later.p_value < 1 / 1_002
 
 
+def test_events_of_one_moment_come_in_any_order() -> None:
+    assert LEARNT.missing([CHARGED, AUDITED, CREATED], [7, 7, 7], waited_ms=MINUTE_MS) == []
+    assert LEARNT.missing([CHARGED, AUDITED, CREATED], [6, 7, 7], waited_ms=MINUTE_MS) != []
+
+
 def test_the_latest_event_without_its_follow_up_comes_first() -> None:
     chain = learn_follow_ups([([1, 2, 3, 4, 5], [0, 10, 20, 30, 40])] * 60)
     found = chain.missing([1, 2, 3], [0, 10, 20], waited_ms=MINUTE_MS)

@@ -22,6 +22,8 @@ from pipeline.watching.observation import (
     Observation,
 )
 from pipeline.watching.sessions.history import MAX_REPORTED, SessionHistory
+from pipeline.watching.sessions.joint import joint_event
+from pipeline.watching.sessions.keys import JOINT
 from pipeline.watching.sessions.open_sessions import (
     MAX_SESSION_EVENTS,
     OpenSession,
@@ -267,3 +269,21 @@ def test_what_is_no_past_is_refused(blob: bytes) -> None:
 def test_what_is_no_open_session_is_refused(blob: bytes) -> None:
     with pytest.raises(BadPayload):
         OpenSession.unpack("w", "k", blob)
+
+
+def test_a_trace_has_a_part_in_each_workload_and_events_of_one_moment_stand_in_one_order() -> None:
+    trace = OpenSession(
+        workload=JOINT, kind="trace", key="t", at_ms=[5, 5, 5, 4], lines=[9, 1, 5, 7], templates=[1, 2, 3, 4],
+        origins=[("web", "a.log"), ("pay", "b.log")], origin_of=[0, 1, 0, 1],
+    )  # fmt: skip
+    (whole,) = trace.whole().segments(MINUTE_MS)
+    events = [joint_event(*place) for place in (("web", 1), ("pay", 2), ("web", 3))]
+    assert whole.templates == (joint_event("pay", 4), *sorted(events))
+    assert (whole.source, set(whole.lines)) == ("", {0})
+    assert {name: (one.source, one.templates) for name, one in trace.parts().items()} == {
+        "web\0trace\0t": ("a.log", [1, 3]),
+        "pay\0trace\0t": ("b.log", [2, 4]),
+    }
+    assert OpenSession.unpack(JOINT, "trace\0t", trace.pack()) == trace
+    with pytest.raises(BadPayload, match="no workload"):
+        OpenSession.unpack(JOINT, "trace\0t", replace(trace, origin_of=[0, 1, 0, 2]).pack())

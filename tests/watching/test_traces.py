@@ -61,7 +61,7 @@ def traced(settings: Settings) -> Traced:
 
 def test_a_trace_is_judged_as_a_whole_over_workloads_and_batches_in_any_order(traced: Traced) -> None:
     late, early = traced.accept(1, workload="pay"), traced.accept(1, workload="web")
-    pay = traced.rows([("trace\0t1", 1, WORK)], workload="pay")
+    pay = traced.rows([("trace\0t1", 1, WORK)], workload="pay")  # its lines are those of another file
     web = traced.rows([("trace\0t1", 0, OPEN)], workload="web")
     traced.commit(late, pay, ["trace\0t1"])
     traced.round()

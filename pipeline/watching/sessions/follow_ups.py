@@ -150,10 +150,12 @@ def _tail_index(ordered: npt.NDArray[np.int64]) -> float:
 
 
 def _delay(part: Part, after: int, event: int) -> tuple[int, int | None]:
-    """(first place of `after`, ms until the next `event` or None)."""
+    """(first place of `after`, ms until the next `event` or None); it may stand before in that moment."""
     events, at_ms = part
-    place = events.index(after)
-    for later in range(place + 1, len(events)):
+    place = begin = events.index(after)
+    while begin and at_ms[begin - 1] == at_ms[place]:
+        begin -= 1
+    for later in range(begin, len(events)):
         if events[later] == event:
             return place, max(0, at_ms[later] - at_ms[place])
     return place, None

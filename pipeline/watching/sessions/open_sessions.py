@@ -189,13 +189,15 @@ class OpenSession:
         return found
 
     def whole(self) -> "OpenSession":
-        """A trace as one session of events of all of its workloads."""
+        """A trace as one session of events of all of its workloads. Lines of several files have no order, so
+        events of one moment stand in the order of their numbers, as in training."""
         pairs = [
             (self.origins[origin][0], template)
             for origin, template in zip(self.origin_of, self.templates, strict=True)
         ]
         events = [joint_event(*pair) for pair in pairs]
-        return replace(self, source="", templates=events, places=dict(zip(events, pairs, strict=True)))
+        places = dict(zip(events, pairs, strict=True))
+        return replace(self, source="", lines=[0] * len(events), templates=events, places=places)
 
     def ends_with(self, ends: frozenset[int]) -> bool:
         """Whether its last event is one of these."""

@@ -208,6 +208,7 @@ class SessionSampler:
         whole = traces.join(numbers, on=["workload", "template_id"], maintain_order="left").with_columns(
             pl.col("event").alias("template_id"), pl.lit(0, dtype=pl.UInt32).alias("workload")
         )
+        whole = whole.sort("template_id")  # events of one moment, as in OpenSession.whole
         ((_, sampled),) = self._parted(whole).items()
         if not _enough(sampled):
             return None
