@@ -1,20 +1,16 @@
 """The workloads that a text names: "payments POST /charges: connection refused" names `shop/payments`.
 
-A workload is known by the last part of its name. A word of a path, a file, or a key of a field is no name;
-a host with a domain is one before a port. Of several workloads with that last part, the one that shares
-most of the writer's own name is meant; where two share as much, none is. Pure.
+A workload is known by the last part of its name. A host with a domain is one before a port. Of several
+workloads with that last part, the one that shares most of the writer's own name is meant; where two share as
+much, none is. Pure.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from pipeline.watching.named_words import LEAST_CHARS, named_words
+
 MOST: Final = 5  # workloads that one cause names
-LEAST_CHARS: Final = 3  # of a name: shorter words are words
-# A word, or a host with its domain, and a port.
-_WORD: Final = re.compile(
-    r"(?:(?<![\w/.@-])|(?<=//))([A-Za-z][\w-]*(?:\.[\w-]+)*)(:\d{2,5}\b)?(?![\w/@=-])(?![\"']\s*[:=])"
-)
 
 
 def by_last_part(workloads: Iterable[str]) -> dict[str, list[str]]:
@@ -32,7 +28,7 @@ def named_in_text(text: str, own: str, known: Mapping[str, list[str]]) -> tuple[
     if not known:
         return ()
     own_last = own.rpartition("/")[2].lower()
-    found = ((word.partition(".")[0] if port else word).lower() for word, port in _WORD.findall(text))
+    found = (word.partition(".")[0] if port else word for word, port in named_words(text))
     words = dict.fromkeys(found)
     meant = (_meant(own, known[word]) for word in words if word != own_last and word in known)
     return tuple(sorted(name for name in meant if name is not None)[:MOST])

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
+from pipeline.watching.named_words import LEAST_CHARS, named_words
 from pipeline.watching.units.tails import Floats
 from pipeline.watching.units.unit_lines import UnitTable
 
@@ -21,9 +22,6 @@ PASSED: Final = (
     0.9  # up to 0.99 as many of 40 faults come first, with 0.8 one fewer, with 0.5 four (docs/LOG.md)
 )
 MAX_NAMED: Final = 2_000  # units; the walk solves equations of so many unknowns
-LEAST_CHARS: Final = 3  # of a name; a shorter one stands in too many lines
-# A word of a text, not inside a path; behind // and @ stand hosts.
-_WORD: Final = re.compile(r"(?:(?<![\w/.-])|(?<=//))([A-Za-z][\w-]*(?:\.[\w-]+)*)(:\d{2,5}\b)?")
 # What Kubernetes (no vowels) and Compose append to the name of a service: replica set and pod, or a number.
 _REPLICA: Final = re.compile(r"(?:(?:-[bcdfghjklmnp-tv-xz\d]{8,10})?-[bcdfghjklmnp-tv-xz\d]{5}|[-_]\d+)$")
 
@@ -85,8 +83,8 @@ def names_of(unit: str) -> set[str]:
 def _named(text: str, called: Mapping[str, Sequence[int]], at: int) -> set[int]:
     """The rows that a text of row `at` names. A name that `at` shares with others says nothing."""
     found: set[int] = set()
-    for word, port in _WORD.findall(text):
-        names = (word.lower(), word.split(".", 1)[0].lower()) if port else (word.lower(),)
+    for word, port in named_words(text):
+        names = (word, word.partition(".")[0]) if port else (word,)
         for name in names:
             rows = called.get(name, ())
             found.update(() if at in rows else rows)
