@@ -120,6 +120,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if ONE_TRY.match(item.path.as_posix()):
             item.add_marker(pytest.mark.flaky(reruns=0))
+    if not config.getoption("--images"):  # as the file above
+        items[:] = [item for item in items if "podman" not in getattr(item, "fixturenames", ())]
     if config.getoption("--quick"):
         long = [
             i for i in items if i.get_closest_marker("long") or SERVERS & set(getattr(i, "fixturenames", ()))
@@ -149,8 +151,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--images",
         type=Path,
         metavar="DIR",
-        help="tests/e2e/test_images.py builds the image and runs the containers of two hosts; "
-        "the engine works in DIR and leaves 12 GB there",
+        help="tests/e2e/test_images.py builds the image and runs the containers of two hosts, and "
+        "tests/gpu/test_jobs.py runs jobs in containers; the engine works in DIR and leaves 12 GB there",
     )
     parser.addoption(
         "--every-crash-point",

@@ -6,7 +6,7 @@ compare-and-set. So a keeper that is killed, or is slow, loses and doubles nothi
 
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -24,17 +24,22 @@ START_MS: Final = 20_000  # for a node to begin; then the job waits again
 IDLE_S: Final = 600.0  # between two looks for old jobs while none lives
 KEPT_ENDED: Final = 200  # jobs; each has up to 256 KiB of output
 NO_NODE: Final = "no node takes jobs; set gpu_jobs = true on one with a GPU"
+NO_ENGINE: Final = (
+    "none of these nodes has a container engine: {}; install Podman or start Docker there, "
+    "then start the process that takes jobs again"
+)
 
 
 class JobKeeper:
-    """`nodes`: those that take jobs now. `send`: calls a node for a rank of a job, False when that failed."""
+    """`nodes`: those that take jobs now, each with its container engine, "" without one. `send`: calls a node
+    for a rank of a job, False when that failed."""
 
     def __init__(
         self,
         pool: Pool,
         jobs: PoolJobs,
         *,
-        nodes: Callable[[], Collection[str]],
+        nodes: Callable[[], Mapping[str, str]],
         send: Callable[[str, str, int], bool],
     ) -> None:
         self.pool, self.jobs = pool, jobs
@@ -53,7 +58,7 @@ class JobKeeper:
             if not self.pool.client.set(key, self.name, nx=True, px=TURN_MS):
                 return
         live = self.jobs.live()
-        nodes = sorted(self.nodes()) if any(job.state is JobState.WAITING for job in live) else []
+        nodes = self.nodes() if any(job.state is JobState.WAITING for job in live) else {}
         for job in live:
             try:
                 self._move(job, nodes)
@@ -66,7 +71,7 @@ class JobKeeper:
         self._called = {key: at for key, at in self._called.items() if key[0] in leases}
         self._tidy()
 
-    def _move(self, job: PoolJob, nodes: list[str]) -> None:
+    def _move(self, job: PoolJob, nodes: Mapping[str, str]) -> None:
         if job.cancel and job.state is not JobState.RUNNING:
             self.pool.ledger.abandon(job.lease_id, job.holder)
             if not self.jobs.beating(job):
@@ -90,13 +95,14 @@ class JobKeeper:
             return f"rank {silent[0]} on node {job.places[silent[0]]} died"
         return "" if beating else "its ranks ended, and none of them told how"
 
-    def _ask(self, job: PoolJob, nodes: list[str]) -> None:
+    def _ask(self, job: PoolJob, nodes: Mapping[str, str]) -> None:
         """Ask for the lease, on the nodes that take jobs now."""
         wanted = job.need.node.split("|") if job.need.node else nodes
-        allowed = [name for name in nodes if name in wanted]
+        takers = [name for name in sorted(nodes) if name in wanted]
+        allowed = [name for name in takers if nodes[name] or not job.image]
         if not allowed:
             there = f"node {job.need.node} takes no jobs now" if job.need.node and nodes else NO_NODE
-            self._note(job, there)
+            self._note(job, NO_ENGINE.format(", ".join(takers)) if takers else there)
             return
         request = self._request(replace(job, need=replace(job.need, node="|".join(allowed))))
         if why := self.pool.refusal(request.need):

@@ -60,9 +60,10 @@ class JobFiles:
 class PoolJob:
     """A submitted command. Times are milliseconds of the Redis clock, 0 where they have not come.
 
-    `environment`: NAME=VALUE. `retries`: how often a lost job is tried again. `attempt` counts from 1.
-    `gang`: a process for each device. `ranks` and `master` (address and port of rank 0) are those of the
-    attempt. `results` may be those of an earlier attempt: the next one finds them.
+    `environment`: NAME=VALUE. `image`: its program runs in a container of it. `retries`: how often a lost job
+    is tried again. `attempt` counts from 1. `gang`: a process for each device. `ranks` and `master` (address
+    and port of rank 0) are those of the attempt. `results` may be those of an earlier attempt: the next one
+    finds them.
     """
 
     job_id: str
@@ -74,6 +75,7 @@ class PoolJob:
     upload: JobFiles | None = None
     grace_s: float = 10.0
     allocator: bool = True  # torch's variable for its limit is set
+    image: str = ""
     program: str = ""  # one of ours instead of the command (commands/gpu/job_runner.py)
     gang: bool = False
     ranks: tuple[Rank, ...] = ()

@@ -127,9 +127,11 @@ class Submit:
         args = [job_id, str(rank)]
         return self._send(TASK_JOB, queue, args, {"request": job_id}, shown_args(job_id))
 
-    def job_nodes(self) -> set[str]:
-        """The nodes that take jobs now. Raises RedisUnavailable."""
-        return nodes_of_queues(queue for worker in self.presence.live() for queue in worker.queues)
+    def job_nodes(self) -> dict[str, str]:
+        """The nodes that take jobs now, each with its container engine, "" without one. Raises
+        RedisUnavailable."""
+        live = sorted(self.presence.live(), key=lambda worker: worker.engine)  # of two on a node, the engine
+        return {node: worker.engine for worker in live for node in nodes_of_queues(worker.queues)}
 
     def readers_called(self, backfill: str) -> int:
         """How many wake-ups of readers of this backfill wait."""

@@ -25,7 +25,8 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
-    """One worker process, as of its last heartbeat (`beat_ms`, Redis time)."""
+    """One worker process, as of its last heartbeat (`beat_ms`, Redis time). `engine`: the container engine
+    for jobs, of a node that takes them and has one."""
 
     name: str
     role: str
@@ -33,6 +34,7 @@ class WorkerView:
     queues: tuple[str, ...]
     beat_ms: int
     progress: Pace | None = None
+    engine: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,14 @@ class Presence:
         self.keys = Keys(settings.redis.key_prefix)
 
     def beat(
-        self, *, name: str, role: str, pid: int, queues: Sequence[str], progress: Pace | None = None
+        self,
+        *,
+        name: str,
+        role: str,
+        pid: int,
+        queues: Sequence[str],
+        progress: Pace | None = None,
+        engine: str = "",
     ) -> None:
         """Say that a worker is alive, and how far it has come."""
         view = WorkerView(
@@ -69,6 +78,7 @@ class Presence:
             queues=tuple(queues),
             beat_ms=now_ms(self.client),
             progress=progress,
+            engine=engine,
         )
         with answering():
             self.client.hset(self.keys.workers, name, json.dumps(asdict(view)))
@@ -149,6 +159,7 @@ def _view(raw: str | bytes) -> WorkerView:
         queues=tuple(data["queues"]),
         beat_ms=data["beat_ms"],
         progress=_pace(data.get("progress")),
+        engine=data.get("engine", ""),
     )
 
 

@@ -230,6 +230,7 @@ def job_facts(job: PoolJob, now: int) -> dict[str, Any]:
         "needs": wanted(job.need),
         "ranks": job.size,
         "command": list(job.command),
+        "image": job.image,
         "attempt": job.attempt,
         "retries": job.retries,
         "exit_code": job.exit_code,

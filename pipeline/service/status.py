@@ -159,6 +159,7 @@ def _live_workers(presence: Presence) -> list[ServingWorker]:
             queues=worker.queues,
             beat_ms=worker.beat_ms,
             progress=worker.progress,
+            engine=worker.engine,
             serves=serving[worker.name].versions if worker.name in serving else {},
         )
         for worker in presence.live()

@@ -13,6 +13,7 @@ import billiard.pool
 from celery import signals
 
 from pipeline.errors import BadInput, LogweirError
+from pipeline.gpu.node.engine import ContainerEngine, find_engine
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.policy.fairness import parse_tenants
 from pipeline.logs import set_up
@@ -22,6 +23,7 @@ from pipeline.messages.app import declare, make_app
 from pipeline.redis.shards import of_shard
 from pipeline.settings import Settings, visible_devices
 from pipeline.tasks.context import Context
+from pipeline.tasks.pool import job
 from pipeline.tasks.reload import HINT
 from pipeline.workers.heartbeat import BEAT_S, Heartbeat
 from pipeline.workers.liveness import HELD_S, Progress, end_when_held
@@ -39,11 +41,11 @@ READ_RETRIES: Final = 20
 def serve(role_name: str, settings: Settings, *, name: str, device: str | None = None) -> int:
     """Run a worker until it is told to stop; returns its exit code. `role_name`: see `placed`."""
     role_name, shard = placed(role_name, settings)
-    role = ROLES[role_name]
+    role, engine = ROLES[role_name], None
     if shard:
         role = replace(role, queues=routing.both(of_shard(routing.QUEUE_DRAIN, shard)))
     if role_name == "gpu-jobs":
-        role = replace(role, queues=(routing.jobs_queue(this_node()),))
+        role, engine = replace(role, queues=(routing.jobs_queue(this_node()),)), find_engine()
     set_up(settings.stack.log_level)
     parse_tenants(settings.gpu.tenants)  # a mistake there is said here, not by every batch
     guard.install({module.NAME for module in role.tasks})
@@ -61,7 +63,9 @@ def serve(role_name: str, settings: Settings, *, name: str, device: str | None =
             return 2 if isinstance(exc, BadInput) else 1
     stay_with(settings)
     count_along(settings, role_name)
-    _announce(settings, role_name=role_name, role=role, name=name)
+    _announce(settings, role_name=role_name, role=role, name=name, engine=engine)
+    if engine is not None:
+        job.sweep_along(context, engine)
     if profile.leased:
         _give_back_at_the_end(context)
     if profile.part is not None:
@@ -111,11 +115,16 @@ def _give_back_at_the_end(context: Context) -> None:
     signals.worker_process_shutdown.connect(bye, weak=False)
 
 
-def _announce(settings: Settings, *, role_name: str, role: Role, name: str) -> None:
+def _announce(
+    settings: Settings, *, role_name: str, role: Role, name: str, engine: ContainerEngine | None = None
+) -> None:
     """Beat from the moment the worker consumes until it stops."""
     progress = Progress()
     progress.follow_celery()
-    heart = Heartbeat(settings, role_name=role_name, queues=role.queues, name=name, progress=progress)
+    heart = Heartbeat(
+        settings, role_name=role_name, queues=role.queues, name=name, progress=progress,
+        engine="" if engine is None else engine.words,
+    )  # fmt: skip
 
     def ready(**_: object) -> None:
         heart.start()

@@ -30,12 +30,15 @@ class Heartbeat(threading.Thread):
         name: str,
         progress: Progress | None = None,
         ends: bool = True,
+        engine: str = "",
     ) -> None:
-        """`progress`: of the work, to be reported. `ends`: a stall ends the process (liveness.py)."""
+        """`progress`: of the work, to be reported. `ends`: a stall ends the process (liveness.py). `engine`:
+        as in WorkerView."""
         super().__init__(name="heartbeat", daemon=True)
         self.presence = Presence(connect(settings), settings)
         self.role = role_name
         self.queues = queues
+        self.engine = engine
         self.worker = called(settings, name, embedded=bool(settings.internal.supervisor_pid))
         self.progress = progress
         self.monitor: LivenessMonitor | None = None
@@ -57,6 +60,7 @@ class Heartbeat(threading.Thread):
                     pid=os.getpid(),
                     queues=self.queues,
                     progress=self._pace(),
+                    engine=self.engine,
                 )
             except (RedisUnavailable, redis.RedisError) as exc:
                 logger().warning("heartbeat.failed", why=str(exc))

@@ -201,6 +201,21 @@ def test_when_the_keeper_goes_the_program_has_only_what_a_lease_lives_without_it
     assert [p for p in alive(mark) if p.pid != os.getpid()] == []
 
 
+def test_when_the_keeper_goes_the_guard_removes_the_container_that_the_command_started(
+    tmp_path: Path,
+) -> None:
+    up, there = tmp_path / "up", tmp_path / "container"
+    there.touch()
+    engine = ["sh", "-c", f"trap 'exit 143' TERM; touch {up}; while :; do sleep 0.1; done"]
+    with SupervisedProgram(engine, grace_s=30, removal=["rm", str(there)]) as supervised:
+        supervised.begin({})
+        assert wait_until(up.exists, timeout_s=30)
+        assert there.exists()
+        supervised._line.close()  # as the kernel does when the keeper dies
+        assert supervised.guard.wait(30) == 0
+    assert not there.exists()
+
+
 def test_what_a_program_left_running_is_killed_in_time_when_its_lease_is_lost_then(tmp_path: Path) -> None:
     up = tmp_path / "up"
     left = f"trap '' TERM; touch {up}; while :; do sleep 0.1; done"

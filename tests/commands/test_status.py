@@ -111,7 +111,7 @@ def test_the_json_of_status_has_the_names_that_programs_read(
     ]
     assert list(facts["gpus"]) == ["devices", "usable", "leases", "waiting", "trouble"]
     (worker,) = facts["workers"]
-    assert list(worker) == ["name", "role", "pid", "queues", "beat_ms", "progress", "serves"]
+    assert list(worker) == ["name", "role", "pid", "queues", "beat_ms", "progress", "engine", "serves"]
 
 
 def test_a_redis_that_cannot_write_its_journal_is_a_trouble() -> None:

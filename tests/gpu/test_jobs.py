@@ -4,14 +4,16 @@ one store."""
 import contextlib
 import io
 import ipaddress
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tarfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -22,6 +24,7 @@ import psutil
 import pytest
 import redis
 from command_line import Verb
+from containers import Engine
 from fake_nvml_driver import Driver, Gpu
 from gpu_worlds import device, exclusive, lease
 from polling import wait_until
@@ -63,6 +66,7 @@ class Keeping:
     jobs: PoolJobs
     calls: list[tuple[str, str, int]]
     nodes: set[str]
+    engines: set[str] = field(default_factory=set)  # nodes with one
 
     def round(self) -> None:
         """A round of a new keeper: nothing of an earlier one is needed."""
@@ -72,7 +76,8 @@ class Keeping:
             self.calls.append((node, job_id, rank))
             return True
 
-        JobKeeper(self.pool, self.jobs, nodes=lambda: self.nodes, send=send).round()
+        nodes = {name: "podman 5" if name in self.engines else "" for name in self.nodes}
+        JobKeeper(self.pool, self.jobs, nodes=lambda: nodes, send=send).round()
 
     def job(self, job_id: str) -> PoolJob:
         found = self.jobs.find(job_id)
@@ -115,6 +120,37 @@ def test_a_need_that_names_another_node_waits_with_the_reason(keeping: Keeping) 
     keeping.round()
     assert keeping.job("one").why == "node node-a takes no jobs now"
     assert keeping.pool.snapshot().waiting == ()
+
+
+def test_a_job_with_an_image_waits_for_a_node_with_an_engine(keeping: Keeping, logweir: Verb) -> None:
+    submit = ("gpu", "submit", "--memory", "1GiB", "--image", "docker.io/team/train:2")
+    said = logweir(*submit, "--json", "--name", "boxed")  # the image says what runs
+    assert said.code == 0 and json.loads(said.out)["image"] == "docker.io/team/train:2"
+    assert logweir(*submit, "--", "true").out.startswith("true-")
+    keeping.nodes = {"node-a", "node-b"}
+    keeping.round()
+    assert keeping.job("boxed").why.startswith(
+        "none of these nodes has a container engine: node-a, node-b; install Podman or start Docker there"
+    )
+    keeping.engines = {"node-b"}
+    assert keeping.started("boxed").node == "node-b"
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (("--image=--privileged",), "'--privileged' is no image; write"),
+        (("--image", "dir:/etc"), "'dir:/etc' is no image; write"),
+        (("--image", "a", "--devices", "2"), "--image with --devices 2 starts no gang"),
+        ((), "name the program after --"),
+    ],
+)
+def test_an_image_that_cannot_run_is_refused_when_it_is_submitted(
+    keeping: Keeping, logweir: Verb, flags: tuple[str, ...], why: str
+) -> None:
+    said = logweir("gpu", "submit", "--memory", "1GiB", *flags)
+    assert said.code == 2 and why in said.err
+    assert keeping.jobs.count() == 0
 
 
 def test_two_jobs_of_one_id_are_refused_and_an_ended_one_never_changes(keeping: Keeping) -> None:
@@ -600,3 +636,120 @@ def test_a_job_runs_on_another_node_with_its_files_and_one_of_a_dead_node_is_tol
     assert logweir("gpu", "wait", "gone").code == 75
     assert logweir("gpu", "cancel", "again").code == 0
     assert wait_until(lambda: nodes.state("again") is JobState.CANCELLED, timeout_s=20)
+
+
+# Containers, by the real Podman beside the repository
+
+IMAGE = "docker.io/library/redis:7.4-alpine"  # there is a shell in it
+CDI = Path("/etc/cdi/logweir-test.json")  # Podman looks nowhere else; root alone writes there
+
+
+@pytest.fixture
+def podman(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Engine]:
+    """An engine that knows the made-up device of node b. Its containers have no network."""
+    engine = Engine.in_folder(request.config.getoption("--images"), os.environ, networks=False)
+    settings = tmp_path / "containers.conf"
+    shutil.copy(engine.env["CONTAINERS_CONF"], settings)
+    settings.write_text(settings.read_text().replace("[containers]\n", '[containers]\nnetns = "none"\n', 1))
+    engine.env["CONTAINERS_CONF"] = str(settings)
+    for name in ("CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF"):
+        monkeypatch.setenv(name, engine.env[name])
+    CDI.parent.mkdir(exist_ok=True)
+    edits = {"env": ["CDI_GAVE=GPU-b"]}
+    CDI.write_text(
+        json.dumps(
+            {
+                "cdiVersion": "0.3.0",
+                "kind": "nvidia.com/gpu",
+                "devices": [{"name": "GPU-b", "containerEdits": edits}],
+            }
+        )
+    )
+    yield engine
+    for name in _ours(engine):
+        engine("podman", "rm", "--force", "--time=0", name, check=False)
+    CDI.unlink()
+
+
+def _ours(engine: Engine) -> list[str]:
+    return engine("podman", "ps", "--all", "--filter=name=logweir-", "--format={{.Names}}").stdout.split()
+
+
+BOXED = """
+echo by $(cat /proc/self/status | grep CapEff) in $PWD, home $HOME, device $CDI_GAVE $CUDA_VISIBLE_DEVICES
+echo word "$WORD" secret $SECRET_OF_THE_NODE$REDIS_URL file $(cat file) node $(ls -d %s 2> /dev/null)
+echo limits $(cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2> /dev/null)
+echo cpu $(cat /sys/fs/cgroup/cpu/cpu.cfs_quota_us /sys/fs/cgroup/cpu.max 2> /dev/null)
+echo made > $GPU_JOB_RESULTS/made
+exit 3
+"""
+ASKED = "trap 'echo asked; exit 5' TERM; echo up; while :; do sleep 0.1; done"
+DEAF = "trap '' TERM; echo up; while :; do sleep 0.1; done"
+
+
+def _boxed(logweir: Verb, name: str, program: str, *flags: str) -> None:
+    said = logweir(
+        "gpu", "submit", "--memory", "10GiB", "--image", IMAGE, "--name", name, *flags, "--", "sh", "-c", program
+    )  # fmt: skip
+    assert said.code == 0, said
+
+
+def _watchers(nodes: TwoNodes) -> tuple[list[psutil.Process], list[psutil.Process]]:
+    """The processes that run jobs, and their guards."""
+    runners = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            ours = process.environ().get("TEST_FOLDER") == str(nodes.folder)
+            if ours and any(word.endswith("job_runner") for word in process.cmdline()):
+                runners.append(process)
+    return runners, [child for runner in runners for child in runner.children()]
+
+
+@pytest.mark.timeout(300)
+def test_a_job_with_an_image_runs_in_a_container_that_ends_with_its_lease(
+    podman: Engine, nodes: TwoNodes, logweir: Verb
+) -> None:
+    source = nodes.folder / "source"
+    source.mkdir()
+    (source / "file").write_text("uploaded")
+    _boxed(
+        logweir, "boxed", BOXED % nodes.folder, "--upload", str(source), "--env", "WORD=--privileged $(id)",
+        "--cpu", "0.5", "--node-memory", "64MiB",
+    )  # fmt: skip
+    waited = logweir("gpu", "wait", "boxed", "--timeout", "60s", "--results", str(nodes.folder / "out"))
+    output = logweir("gpu", "logs", "boxed").out
+    assert waited.code == 3, (waited, output)
+    assert (nodes.folder / "out" / "made").read_text() == "made\n"
+    assert "by CapEff: 0000000000000000 in /job, home /job, device GPU-b GPU-b\n" in output
+    assert "word --privileged $(id) secret file uploaded node\n" in output
+    assert "limits 67108864\n" in output and "cpu 50000" in output
+    assert _ours(podman) == []
+
+    # Asked to end: the program's own end, or SIGKILL after the grace.
+    for name, program in (("asked", ASKED), ("deaf", DEAF)):
+        _boxed(logweir, name, program, "--grace", "2s")
+        assert wait_until(lambda job=name: b"up" in nodes.jobs.read(job, 0)[1], timeout_s=30)
+        (container,) = _ours(podman)
+        assert container.endswith(f"-{name}.1")
+        first = int(podman("podman", "container", "inspect", "--format={{.State.Pid}}", container).stdout)
+        assert wait_until(lambda pid=first: pid in nodes.pool.snapshot().leases[0].pids, timeout_s=10)
+        logweir("gpu", "cancel", name)
+        assert wait_until(lambda job=name: nodes.state(job) is JobState.CANCELLED, timeout_s=30)
+        assert _ours(podman) == []
+    assert b"asked\n" in nodes.jobs.read("asked", 0)[1]
+
+    # The process that watches it is killed, and then its guard too.
+    for name, both in (("guarded", False), ("alone", True)):
+        _boxed(logweir, name, DEAF)
+        assert wait_until(lambda job=name: b"up" in nodes.jobs.read(job, 0)[1], timeout_s=30)
+        runners, guards = _watchers(nodes)
+        assert len(runners) == 1 and guards
+        for process in (*runners, *(guards if both else ())):
+            process.kill()
+        began = time.monotonic()
+        assert wait_until(lambda: not _ours(podman), timeout_s=60), name
+        print(f"{name}: its container was removed after {time.monotonic() - began:.1f} s")
+        assert wait_until(lambda job=name: nodes.state(job) is JobState.LOST, timeout_s=30)
+    assert wait_until(lambda: not nodes.pool.snapshot().leases, timeout_s=30)

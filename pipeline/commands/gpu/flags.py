@@ -15,6 +15,8 @@ EXAMPLES: Final = """examples:
                                                            on whatever machine of the pool has room and takes jobs
   logweir gpu submit --exclusive --devices 4 --retries 2 --upload src -- python train.py
                                                            a gang: a process per device, with torchrun's variables
+  logweir gpu submit --memory 8GiB --image docker.io/pytorch/pytorch --upload src -- python train.py
+                                                           in a container, by the Podman or Docker of that machine
   logweir gpu models put fraud fraud.onnx --memory 2GiB    serve a model on whatever node has room for it
   logweir gpu usage --since 30d --by kind                  how many GPU-hours of training, scoring, users
   logweir gpu tenants set research --gpu-hours 100/month   a budget of GPU-hours
@@ -156,6 +158,8 @@ def _submitting(action: Any) -> None:
         "submit",
         "run a program on a machine of the pool that takes jobs (gpu_jobs), when it gets a lease; prints its id",
         usage="logweir gpu submit [flags] -- CMD [ARG ...]",
+        epilog="With --image the program runs on a node with Podman or Docker, as the user of its agent, and "
+        "with the leased devices alone. Without CMD the container runs what the image says.",
     )
     _need(submit)
     submit.add_argument(
@@ -169,6 +173,11 @@ def _submitting(action: Any) -> None:
         "--one-process",
         action="store_true",
         help="with --devices: one program sees all devices, on one node; else each gets a process (a gang)",
+    )
+    submit.add_argument(
+        "--image",
+        metavar="IMAGE",
+        help="run the program in a container of this image: registry/name:tag or name@sha256:...",
     )
     submit.add_argument(
         "--upload", metavar="DIR", help="copy this directory there; the program starts in the copy"

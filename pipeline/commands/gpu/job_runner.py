@@ -23,6 +23,15 @@ from pipeline.commands.gpu.run import Run, Stop
 from pipeline.errors import BadInput, BadSetting, LeaseRefused, LogweirError, RedisUnavailable
 from pipeline.gpu.job_files import UPLOAD, fetch_files
 from pipeline.gpu.jobs import FIT, JobState, PoolJob, PoolJobs, lost
+from pipeline.gpu.node.engine import (
+    PLACE,
+    VARIABLES_OF_ENGINES,
+    JobContainer,
+    checked_image,
+    container_name,
+    container_owner,
+    find_engine,
+)
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.rank_pool import RankPool
@@ -139,6 +148,7 @@ class JobRun:
         self._guard = threading.Lock()
         self._over = threading.Event()
         self._running: Run | None = None
+        self._container: JobContainer | None = None
 
     def run(self) -> None:
         """Until the outcome stands in the record. Raises RedisUnavailable when it cannot be written."""
@@ -183,6 +193,33 @@ class JobRun:
         if self.job.upload is not None:
             fetch_files(self.objects, self.job.job_id, UPLOAD, self.job.upload, self.directory)
         self.results.restore()
+        if self.job.image:
+            self._container = self._new_container()
+
+    def _new_container(self) -> JobContainer:
+        """Raises BadInput where no engine answers, or where one of this name cannot be removed."""
+        engine = find_engine()
+        if engine is None:
+            raise BadInput("no container engine answers there; install Podman or start Docker")
+        need, devices = self.job.need, len(self.lease.parts)
+        container = JobContainer(
+            engine=engine,
+            name=container_name(container_owner(self.settings.data.dir), self.job.lease_id),
+            image=checked_image(self.job.image),
+            directory=self.directory,
+            environment=self._own(),
+            cpu_milli=need.cpu_milli * devices,
+            memory_mib=need.node_memory_mib * devices,
+        )
+        if not container.remove():  # of an earlier start of this attempt
+            raise BadInput(f"container {container.name} is there already; remove it with {engine.kind} rm -f")
+        if container.not_bounded:
+            self._add(f"logweir: {engine.words} does not bound {container.not_bounded} here\n".encode())
+        return container
+
+    def _own(self) -> dict[str, str]:
+        """The variables of the job itself."""
+        return dict(one.split("=", 1) for one in self.job.environment) | self._variables()
 
     def _begin(self) -> PoolJob | None:
         """The record once the program may start; None when it may not."""
@@ -195,8 +232,11 @@ class JobRun:
         return replace(job, state=JobState.RUNNING, started_ms=now_ms(self.pool.client), why="")
 
     def _program(self) -> Outcome:
-        own = dict(one.split("=", 1) for one in self.job.environment)
-        with reduced_environment(PASSED, own | self._variables()), chdir(self.directory):
+        plain = self._container is None
+        # Variables of a job must not reach the engine: PATH and others would change what that one does.
+        own = self._own() if plain else {}
+        passed = PASSED if plain else (*PASSED, *VARIABLES_OF_ENGINES)
+        with reduced_environment(passed, own), chdir(self.directory):
             self._running = self._run_of()
             self.results.begin()
             try:
@@ -207,9 +247,10 @@ class JobRun:
 
     def _variables(self) -> dict[str, str]:
         """Of the program, beside those of its lease."""
+        place = PLACE if self.job.image else str(self.directory)
         return {
             "GPU_JOB": self.job.job_id,
-            "GPU_JOB_RESULTS": str(self.directory / "results"),
+            "GPU_JOB_RESULTS": f"{place}/results",
             "GPU_JOB_TRY": str(self.job.attempt),
         }
 
@@ -220,6 +261,7 @@ class JobRun:
         return Run(
             self.pool, self.lease, settings=self.settings, command=_command(self.job),
             grace_s=self.job.grace_s, console=err(), allocator=self.job.allocator, locked=locked,
+            container=self._container,
         )  # fmt: skip
 
     @contextmanager

@@ -18,6 +18,7 @@ from pipeline.gpu.gang import MOST_RANKS, RANK_VARIABLES
 from pipeline.gpu.job_files import RESULTS, UPLOAD, fetch_files, put_files
 from pipeline.gpu.jobs import ENDED, JobState, PoolJob, PoolJobs
 from pipeline.gpu.node.enforce import VARIABLES
+from pipeline.gpu.node.engine import checked_image
 from pipeline.gpu.pool import Pool
 from pipeline.redis.connection import now_ms
 from pipeline.service.gpu import job_facts
@@ -65,7 +66,8 @@ def _submit(args: argparse.Namespace, pool: Pool, jobs: PoolJobs, settings: Sett
 def _job_of(args: argparse.Namespace, pool: Pool) -> PoolJob:
     """The job that the flags describe. Raises BadInput."""
     command = args.program[1:] if args.program[:1] == ["--"] else args.program
-    if not command:
+    image = "" if args.image is None else checked_image(args.image)
+    if not command and not image:
         raise BadInput(
             "name the program after --, as in `logweir gpu submit --memory 4GiB -- python train.py`"
         )
@@ -81,11 +83,16 @@ def _job_of(args: argparse.Namespace, pool: Pool) -> PoolJob:
             f"the command and its variables have {length:,} characters, and {MOST_TEXT:,} are the most; "
             "put long texts into files of --upload"
         )
-    name = request_name(args, Path(command[0]).name)
+    name = request_name(args, Path(command[0]).name if command else image.rpartition("/")[2])
     if len(name) > LONGEST_NAME:
         raise BadInput(f"--name {name!r} has {len(name)} characters; a job takes at most {LONGEST_NAME}")
     need = need_of(args, pool)
     gang = need.devices > 1 and not args.one_process
+    if gang and image:
+        raise BadInput(
+            f"--image with --devices {need.devices} starts no gang: ranks of a gang run outside containers; "
+            "add --one-process for one container with all devices, or leave --image out"
+        )
     if gang and need.devices > MOST_RANKS:
         raise BadInput(f"--devices {need.devices} are too many: a gang has at most {MOST_RANKS} processes")
     if gang and (names := RANK_VARIABLES.keys() & set(map(_name, args.env))):
@@ -103,6 +110,7 @@ def _job_of(args: argparse.Namespace, pool: Pool) -> PoolJob:
         grace_s=seconds_of("--grace", args.grace, 10.0),
         allocator=not args.no_torch_limit,
         gang=gang,
+        image=image,
     )
 
 

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from enum import IntEnum
 from pathlib import Path
@@ -36,6 +36,7 @@ from pipeline.errors import BadInput, LeaseRefused, RedisUnavailable
 from pipeline.gpu.leasing.renewal import LeaseInUse
 from pipeline.gpu.node import host_lock, mps
 from pipeline.gpu.node.enforce import filled
+from pipeline.gpu.node.engine import JobContainer
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.node.watchdog import GRACE_S, Watchdog, Word
 from pipeline.gpu.policy.explain import device_views, short, why_it_waits
@@ -133,8 +134,11 @@ class Run:
         console: Console,
         allocator: bool = True,
         locked: Collection[str] | None = None,
+        container: JobContainer | None = None,
     ) -> None:
-        """`locked`: the devices to lock on this machine; None: all of the lease."""
+        """`locked`: the devices to lock on this machine; None: all of the lease. `container`: where the
+        command runs, or else here."""
+        self.container = container
         self.allocator = allocator
         self.locked = [part.uuid for part in lease.parts if locked is None or part.uuid in locked]
         self.pool, self.settings, self.lease = pool, settings, lease
@@ -179,19 +183,38 @@ class Run:
                 )
             if reported:
                 _note(self.console, f"{self.lease.lease_id} has {lease_words(self.lease)}")
-            command = filled(self.command, variables)
-            supervised = SupervisedProgram(command, grace_s=self.grace_s, alone_s=self.alone_s, fds=fds)
+            supervised = self._supervised(filled(self.command, variables), variables, fds)
             try:
                 with supervised:
                     supervised.begin(variables)
                     daemon = mps.limiting(variables, path=inherited("PATH").get("PATH", mps.PATHS))
-                    look = PoolWatch(self.pool, self.lease, supervised.pids, node=self.node, daemon=daemon)
+                    pids = self._pids(supervised)
+                    look = PoolWatch(self.pool, self.lease, pids, node=self.node, daemon=daemon)
                     with _passing_on(supervised), look:
                         self._mind(supervised, in_use, look)
             finally:
-                if supervised.survivors:
+                contained = self.container is not None and not self.container.remove()
+                if supervised.survivors or contained:
                     in_use.dirty()  # its memory stays taken until the driver no longer sees these
         return self._result(supervised)
+
+    def _supervised(
+        self, command: list[str], variables: Mapping[str, str], fds: tuple[int, ...]
+    ) -> SupervisedProgram:
+        removal: list[str] = []
+        if self.container is not None:
+            command = self.container.arguments(command, variables)
+            removal = self.container.removal
+        return SupervisedProgram(
+            command, grace_s=self.grace_s, alone_s=self.alone_s, fds=fds, removal=removal
+        )
+
+    def _pids(self, supervised: SupervisedProgram) -> Callable[[], tuple[int, ...]]:
+        """The processes of the program, in its container too."""
+        container = self.container
+        if container is None:
+            return supervised.pids
+        return lambda: (*supervised.pids(), *container.pids())
 
     def _mind(self, supervised: SupervisedProgram, in_use: LeaseInUse, look: PoolWatch) -> None:
         """Until the program has ended, or cannot be ended. Never waits for Redis."""
@@ -227,7 +250,7 @@ class Run:
         if self.lease.need.mode is LeaseMode.EXCLUSIVE:
             return None
         return Watchdog(
-            supervised.pids,
+            self._pids(supervised),
             {part.uuid: part.memory_mib for part in self.lease.parts},
             look.devices,
             # CUDA's own share differs by device and driver; the headroom is there for that.
@@ -274,7 +297,7 @@ class Run:
 
     def _result(self, supervised: SupervisedProgram) -> int:
         if supervised.failed:
-            program = printable(self.command[0])
+            program = printable(supervised.command[0])
             return _say(
                 self.console,
                 f"{program!r} cannot be started: {supervised.failed}",

@@ -29,6 +29,7 @@ import psutil  # type: ignore[import-untyped] # it publishes no types
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 POLL_S: Final = 0.2  # a dead process is noticed so late where no signal tells
+REMOVED_S: Final = 30.0  # for an engine to remove a container
 KILLED_S: Final = 5.0  # for the kernel to end what SIGKILL was sent to; longer only in a hung driver
 NOT_FOUND: Final = 127  # as shells answer
 NOT_STARTED: Final = 126
@@ -38,13 +39,22 @@ class SupervisedProgram:
     """The keeper's end. On leaving, all descendants of the program have ended, except `survivors`."""
 
     def __init__(
-        self, command: Sequence[str], *, grace_s: float, alone_s: float | None = None, fds: Sequence[int] = ()
+        self,
+        command: Sequence[str],
+        *,
+        grace_s: float,
+        alone_s: float | None = None,
+        fds: Sequence[int] = (),
+        removal: Sequence[str] = (),
     ) -> None:
         """Start the guard, not yet the program. `fds` (locks) stay open in both while they live.
 
         `alone_s`: the grace when this process dies, since the lease is no longer renewed then; None:
-        `grace_s`.
+        `grace_s`. `removal`: the command starts a container, which this one ends and removes. The command
+        alone is asked to end then, because it passes that on. Without this process the guard removes the
+        container; else that is up to the caller.
         """
+        self.removal = list(removal)
         self.command, self.grace_s, self.fds = list(command), grace_s, tuple(fds)
         self.alone_s = grace_s if alone_s is None else min(grace_s, alone_s)
         self.code: int | None = None  # exit code of the program, 128 + n when signal n ended it
@@ -86,6 +96,7 @@ class SupervisedProgram:
             grace_s=self.grace_s,
             alone_s=self.alone_s,
             fds=self.fds,
+            removal=self.removal,
         )
 
     def signal(self, number: int) -> None:
@@ -144,6 +155,7 @@ class Guard:
         self.grace_s = 0.0
         self.alone_s = 0.0
         self.kill_at: float | None = None
+        self.removal: list[str] = []
         self.alone = False  # the keeper has gone
         self._heard = b""
 
@@ -170,6 +182,12 @@ class Guard:
             if self.kill_at is not None and time.monotonic() >= self.kill_at:
                 _kill(_below)
         self._end_the_rest()
+        if self.alone and self.removal:
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                subprocess.run(
+                    self.removal, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                    timeout=REMOVED_S, check=False,
+                )  # fmt: skip
         self._say(code=self.code)
 
     def _listen(self) -> bool:
@@ -197,6 +215,7 @@ class Guard:
 
     def _start(self, order: dict[str, Any]) -> None:
         self.grace_s, self.alone_s = float(order["grace_s"]), float(order["alone_s"])
+        self.removal = order["removal"]
         for name, value in order["environment"].items():
             os.putenv(name, value)  # other variables of the environment reach the program unread
         try:
@@ -224,7 +243,7 @@ class Guard:
         group = 0 if self.program is None else self.program.pid
         self._pass_on(signal.SIGTERM)
         self._pass_on(signal.SIGCONT)
-        for process in _below():
+        for process in () if self.removal else _below():
             with contextlib.suppress(OSError, psutil.Error):
                 if self.code is not None or os.getpgid(process.pid) != group:
                     process.terminate()

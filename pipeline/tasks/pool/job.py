@@ -8,6 +8,8 @@ import subprocess
 import sys
 from typing import Final
 
+from pipeline.gpu.job_containers import JobContainers
+from pipeline.gpu.node.engine import ContainerEngine
 from pipeline.logs import logger
 from pipeline.messages.routing import TASK_JOB
 from pipeline.tasks.context import Context
@@ -16,6 +18,7 @@ NAME: Final = TASK_JOB
 RUNNER: Final = "pipeline.commands.gpu.job_runner"
 
 _begun: list["subprocess.Popen[bytes]"] = []  # to be reaped
+_sweepers: list[JobContainers] = []
 
 
 def run(context: Context, job_id: str = "", rank: str = "0", *_: str) -> None:
@@ -28,3 +31,16 @@ def run(context: Context, job_id: str = "", rank: str = "0", *_: str) -> None:
             [sys.executable, "-m", RUNNER, job_id, rank], stdin=subprocess.DEVNULL, start_new_session=True
         )
     )
+    for sweeper in _sweepers:
+        sweeper.wake.set()
+
+
+def sweep_along(context: Context, engine: ContainerEngine) -> None:
+    """Remove orphaned containers of this node, now and beside the tasks."""
+
+    def busy() -> bool:
+        return any(process.poll() is None for process in _begun)
+
+    sweeper = JobContainers(engine, context.jobs, context.settings, busy=busy)
+    sweeper.start()
+    _sweepers.append(sweeper)
