@@ -190,7 +190,7 @@ class _Api:
             until = self.until - timedelta(days=day)
             since = until - timedelta(hours=2)
             page = self.get(f"/lines?since={quote(since.isoformat())}&until={quote(until.isoformat())}")
-            found += re.findall(r'class="at" href="([^"]+)"', page)[::14]
+            found += re.findall(r'class="at"(?: data-open)? href="([^"]+)"', page)[::14]
         return [unescape(one) for one in found]
 
 
