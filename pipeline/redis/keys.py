@@ -100,6 +100,8 @@ class Keys:
         "TTL 12 hours; deleted when its user signs out")
     incident_states = Key("hash incident -> JSON", "what people decided of incidents (service/incident_states.py)",
         "5,000; the oldest go")
+    incident_notes = KeyFamily("<incident>", "list JSON", "notes of people on an incident (service/handover/notes.py)",
+        "100; TTL 90 days since the last one")
     silences = Key("hash id -> JSON", "incidents that people do not want to see for now (service/silences.py)",
         "200; a new one removes those that ended a week ago")
     audit = Key("stream", "changes that people made: who, what, of which thing (service/access/audit.py)", "10,000")

@@ -10,6 +10,7 @@ from pipeline.errors import BadInput, NotFound
 from pipeline.redis.keys import Keys
 from pipeline.service import incident_decisions
 from pipeline.service.access.audit import read_audit
+from pipeline.service.handover import notes
 from pipeline.service.incident_decisions import decide_incident
 from pipeline.service.incident_states import incident_state, read_decisions
 from pipeline.service.incidents import read_incidents
@@ -141,6 +142,21 @@ def test_a_step_that_cannot_be_taken_says_why(kept: Kept) -> None:
         with pytest.raises(BadInput):
             kept.decide(Action.SNOOZE, lasts=lasts)
     assert kept.state_at() == "open"
+
+
+def test_notes_stand_in_their_order_and_have_an_end(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notes, "MOST_NOTES", 2)
+    for text in (" disk\r\nswapped ", "calm again"):
+        notes.add_note(kept.client, kept.settings, kept.one.id, text, by="ada")
+    found = notes.read_notes(kept.client, kept.settings, kept.one.id)
+    assert [(one.by, one.text) for one in found] == [("ada", "disk\nswapped"), ("ada", "calm again")]
+    with pytest.raises(BadInput, match="2 notes"):
+        notes.add_note(kept.client, kept.settings, kept.one.id, "more", by="ada")
+    assert (
+        0 < kept.client.ttl(Keys(kept.settings.redis.key_prefix).incident_notes(kept.one.id)) <= 90 * 86_400
+    )
+    (newest, *_) = read_audit(kept.client, kept.settings, limit=10, cursor=None).entries
+    assert (newest.action, newest.details) == ("incident.note", {"chars": 10})
 
 
 def test_the_oldest_decisions_go_first(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:

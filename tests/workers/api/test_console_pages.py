@@ -14,6 +14,7 @@ import pytest
 import redis
 from answers_contract import row
 from api_process import Console, Form, console
+from polling import wait_until
 from pool_devices import put_devices
 from small_bundles import ONE, TWO, put
 
@@ -254,6 +255,29 @@ def test_a_silenced_incident_stands_apart_until_somebody_ends_that(place: Place,
     assert [action for _, action, _ in place.actions()][:2] == ["silence.end", "silence.begin"]
 
 
+def test_an_incident_takes_notes_of_people_and_leaves_as_markdown(place: Place, local: Person) -> None:
+    (name,) = set(re.findall(r'href="/incidents/([0-9a-z-]+)"', local.page("/incidents")))
+    path = f"/do/note/{name}"
+    text = "<b>looked</b> at it\n```\n# seen"
+    assert "Nobody has written one yet" in local.page(f"/incidents/{name}")
+    assert local.do(path, ("text", text))[0] == 303
+    page = local.page(f"/incidents/{name}")
+    assert "&lt;b&gt;looked&lt;/b&gt; at it" in page and "<b>looked" not in page
+    assert place.actions()[0][1:] == ("incident.note", name)
+    for wrong in ("", " ", "n" * 2_001):
+        assert local.do(path, ("text", wrong))[0] == 400
+    reader = place.person("reads-notes", "read")
+    assert 'id="write"' not in reader.page(f"/incidents/{name}") and reader.do(path, ("text", "n"))[0] == 403
+    other = place.person("other", "mark", only=("other/*",))
+    assert other.do(path, ("text", "n"))[0] == other.status_of(f"/incidents/{name}/incident.md") == 404
+    status, headers, body = place.console.ask(f"/incidents/{name}/incident.md", Cookie=local.cookie)
+    assert status == 200 and headers["content-type"].startswith("text/markdown")
+    assert headers["content-disposition"] == f'attachment; filename="incident-{name}.md"'
+    found = body.decode()
+    assert found.startswith(f"# Incident {name}\n") and "T1 has stopped" in found and "\x1b" not in found
+    assert f"````text\n{text}\n````" in found and f"/incidents/{name}>" in found
+
+
 def test_a_page_that_is_written_once_has_a_nonce_and_a_token_for_each(place: Place) -> None:
     two = [place.person("local") for _ in range(2)]
     nonces, tokens = set(), set()
@@ -458,6 +482,8 @@ def test_an_incident_of_two_workloads_says_where_it_likely_began(place: Place, l
     before = cast("bytes", place.client.get(key))
     try:
         place.client.set(key, state.pack())
+        # Pages share a list of incidents for half a second.
+        assert wait_until(lambda: local.status_of(f"/incidents/{incident.id}") == 200, timeout_s=5)
         body = local.page(f"/incidents/{incident.id}")
     finally:
         place.client.set(key, before)  # all tests here share one place

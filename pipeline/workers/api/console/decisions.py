@@ -10,6 +10,7 @@ from pipeline.controller.watchlist import covers
 from pipeline.errors import BadInput, NotFound
 from pipeline.marks.marks import Target
 from pipeline.service.access.keys import MARK
+from pipeline.service.handover.notes import add_note
 from pipeline.service.incident_decisions import decide_incident
 from pipeline.service.mark_target import Finder
 from pipeline.service.marks import put_mark, revoke_marks
@@ -102,6 +103,18 @@ async def post_incident(
     return answer_change(
         request, visitor, f"The incident is {_SAYS[action]}", None if action is Action.REOPEN else undo
     )
+
+
+@router.post("/do/note/{name}")
+async def post_note(
+    request: Request, visitor: May, *, name: str, text: Annotated[str, Form(max_length=20_000)] = ""
+) -> Response:
+    """Writes a note on an incident."""
+    api = api_of(request)
+    await api.facts(
+        add_note, api.client, api.settings, name, text, by=visitor.asker.name, only=visitor.asker.only
+    )
+    return answer_change(request, visitor, "The note is kept")
 
 
 def _target(text: str) -> tuple[int, str]:

@@ -11,6 +11,8 @@ from fastapi.responses import Response
 
 from pipeline.errors import NotFound
 from pipeline.records.batch import utc_now
+from pipeline.service.handover.markdown import incident_markdown
+from pipeline.service.handover.notes import MOST_CHARS, IncidentNote, read_notes
 from pipeline.service.lines import stored_lines
 from pipeline.service.questions import LinesAsked, asked_moment, template_number
 from pipeline.service.values import CauseView, IncidentState, IncidentView, Line, MarkView
@@ -20,7 +22,7 @@ from pipeline.workers.api.asking import api_of
 from pipeline.workers.api.console.asks import IncidentRow, shared_page, the_incidents, the_marks
 from pipeline.workers.api.console.charts import CauseLane
 from pipeline.workers.api.console.doors import ConsoleRoute, sees
-from pipeline.workers.api.console.views import Visitor, render
+from pipeline.workers.api.console.views import Visitor, render, safe_headers
 from pipeline.workers.api.console.words import iso_time
 
 router: Final = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
@@ -47,6 +49,16 @@ class CauseRow:
     lane: CauseLane
     samples: list[Line]
     marked: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Whole:
+    """An incident with its causes in the order of their onset, each with lines, and the lines before it."""
+
+    row: IncidentRow
+    causes: list[tuple[CauseView, list[Line]]]
+    before: list[Line]
+    notes: list[IncidentNote]
 
 
 @router.get("/incidents")
@@ -85,34 +97,67 @@ async def incidents_page(
 async def incident_page(request: Request, visitor: See, name: str) -> Response:
     """One incident: what began together, where, and in which order."""
     rows = await the_incidents(request, visitor)
-    row = next((row for row in rows if row.incident.id == name), None)
-    if row is None:
-        raise NotFound(f"there is no incident {name[:80]!r} any more; the list has those that are kept")
-    api = api_of(request)
-    incident = row.incident
-    order = sorted(incident.causes, key=lambda cause: (cause.first, cause.workload))
-    samples = await api.stored(
-        request, partial(_samples, settings=api.settings, causes=order[:ASKED], only=visitor.asker.only)
-    )
-    before = await api.stored(
-        request, partial(_before, settings=api.settings, cause=order[0], only=visitor.asker.only)
-    )
+    one = await _whole(request, visitor, rows, name)
     marks = await the_marks(request)
+    incident = one.row.incident
     causes = [
         CauseRow(
             cause=cause,
             lane=CauseLane(cause.first, cause.last, cause.severity),
-            samples=samples[at] if at < len(samples) else [],
+            samples=lines,
             marked=_marked(cause, marks),
         )
-        for at, cause in enumerate(order)
+        for cause, lines in one.causes
     ]
     like = next((other for other in rows if other.incident.id == incident.seen_before), None)
     return render(
         request, visitor, "incident.html",
-        row=row, incident=incident, causes=causes, like=like, before=before,
-        likely=incident.causes[0], states=IncidentState, units=_units_link(incident),
+        row=one.row, incident=incident, causes=causes, like=like, before=one.before, notes=one.notes,
+        note_chars=MOST_CHARS, likely=incident.causes[0], states=IncidentState, units=_units_link(incident),
+        compared=_compare_link(incident),
     )  # fmt: skip
+
+
+@router.get("/incidents/{name}/incident.md")
+async def incident_file(request: Request, visitor: See, name: str) -> Response:
+    """The incident as Markdown, to be kept or sent on."""
+    one = await _whole(request, visitor, await the_incidents(request, visitor), name)
+    page = str(request.url.replace(path=f"/incidents/{one.row.incident.id}", query=""))
+    text = incident_markdown(one.row.incident, one.causes, before=one.before, notes=one.notes, link=page)
+    name_of_file = f'attachment; filename="incident-{one.row.incident.id}.md"'
+    return Response(
+        text, headers=safe_headers("") | {"Content-Disposition": name_of_file}, media_type="text/markdown"
+    )
+
+
+async def _whole(request: Request, visitor: Visitor, rows: list[IncidentRow], name: str) -> _Whole:
+    """The incident with this id among those that the visitor sees. Raises NotFound."""
+    row = next((row for row in rows if row.incident.id == name), None)
+    if row is None:
+        raise NotFound(f"there is no incident {name[:80]!r} any more; the list has those that are kept")
+    api, only = api_of(request), visitor.asker.only
+    order = sorted(row.incident.causes, key=lambda cause: (cause.first, cause.workload))
+    samples = await api.stored(
+        request, partial(_samples, settings=api.settings, causes=order[:ASKED], only=only)
+    )
+    before = await api.stored(request, partial(_before, settings=api.settings, cause=order[0], only=only))
+    notes = await api.facts(read_notes, api.client, api.settings, row.incident.id)
+    return _Whole(
+        row=row, before=before, notes=notes,
+        causes=[(cause, samples[at] if at < len(samples) else []) for at, cause in enumerate(order)],
+    )  # fmt: skip
+
+
+def _compare_link(incident: IncidentView) -> str:
+    """Of the page that compares the time of an incident with as long before it."""
+    begin, end = incident.first, incident.last + timedelta(minutes=1)
+    spans = [
+        f"{iso_time(since)}..{iso_time(until)}"
+        for since, until in ((begin, end), (begin - (end - begin), begin))
+    ]
+    words = {"a": spans[0], "b": spans[1]}
+    only = {"workload": incident.workloads[0]} if len(incident.workloads) == 1 else {}
+    return f"/compare?{urlencode(words | only)}"
 
 
 def _units_link(incident: IncidentView) -> str:

@@ -13,7 +13,7 @@ from pipeline.controller.watchlist import covers
 from pipeline.records.batch import utc_now
 from pipeline.service.lines import newest_patterns
 from pipeline.service.senders import has_fallen_silent, read_senders
-from pipeline.service.values import HeardSender, PatternCount, RateTable, StackStatus
+from pipeline.service.values import HeardSender, IncidentView, PatternCount, RateTable, StackStatus
 from pipeline.units import plural
 from pipeline.workers.api.asking import api_of
 from pipeline.workers.api.console.asks import (
@@ -91,10 +91,17 @@ async def _facts_of_now(request: Request, visitor: Visitor) -> dict[str, Any]:
         "facts": strip_facts(status, rates, visitor.asker.only),
         "trend": total([one.trend for one in rates.workloads]) if rates.workloads else [],
         "rates": rates,
+        "trend_of": trend_of,
         "status": status,
         "silent": [] if visitor.asker.only else await _silent(request),
         "first_line": status.intake[0] if status.intake else None,
     }
+
+
+def trend_of(incident: IncidentView, rates: RateTable) -> list[int]:
+    """Lines of the workloads of an incident by the parts of the table, none where it has none of them."""
+    found = [one.trend for one in rates.workloads if one.workload in incident.workloads]
+    return total(found) if found else []
 
 
 def strip_facts(

@@ -157,6 +157,7 @@
   document.addEventListener("htmx:after:request", (event) => {
     const undone = $("[data-undo]", event.target) && event.target.closest("[data-toast]");
     if (undone) away(undone);
+    if (event.target.id === "write" && event.detail.ctx.response.status < 400) event.target.reset();
     if (event.target.id === "chosen") $$("input[type=checkbox]", event.target).forEach((box) => { box.checked = false; });
   });
 
