@@ -23,6 +23,7 @@ from pipeline.units import span
 MOST_DECISIONS: Final = 5_000
 SNOOZE: Final = "1h"
 MAX_SNOOZE: Final = timedelta(days=90)
+MAX_MORE: Final = 1_000_000_000  # lines
 
 
 _BECOMES: Final = {
@@ -41,11 +42,12 @@ def decide_incident(
     by: str,
     seen: datetime | None = None,
     lasts: str | None = None,
+    more: int | None = None,
     why: str = "",
     only: tuple[str, ...] = (),
 ) -> IncidentView:
     """Takes a step, and gives the incident as it is then. `seen`: the last line that the person saw;
-    `lasts`: of a snooze, 15m, 1h, 7d.
+    `lasts`: of a snooze, 15m, 1h, 7d; `more`: lines that end a snooze before.
 
     Raises BadInput, NotFound, RedisUnavailable."""
     now = utc_now()
@@ -64,6 +66,9 @@ def decide_incident(
             workloads=tuple(incident.workloads),
             until=now + _snooze(lasts or SNOOZE) if action is Action.SNOOZE else None,
             why=why,
+            until_count=incident.count + _more(more)
+            if action is Action.SNOOZE and more is not None
+            else None,
         )
         with answering():
             client.hset(key, incident.id, json.dumps(_entry(decision)))
@@ -72,9 +77,15 @@ def decide_incident(
     record_change(
         client, settings, by=by, action=f"incident.{action}", target=incident.id,
         until=None if decision is None else decision.until, why=why,
+        until_count=None if decision is None else decision.until_count,
     )  # fmt: skip
     state = incident_state(
-        decision, now, goes_on=incident.open, last=incident.last, workloads=incident.workloads
+        decision,
+        now,
+        goes_on=incident.open,
+        last=incident.last,
+        workloads=incident.workloads,
+        count=incident.count,
     )
     cover = SilenceCover(read_silences(client, settings, now), now)
     state, silenced_by = cover.state_of(state, incident.causes)
@@ -98,6 +109,12 @@ def _snooze(text: str) -> timedelta:
     return length
 
 
+def _more(lines: int) -> int:
+    if not 1 <= lines <= MAX_MORE:
+        raise BadInput(f"a snooze of {lines:,} more lines is none; give 1 to {MAX_MORE:,}")
+    return lines
+
+
 def _drop_oldest(client: "redis.Redis", key: str) -> None:
     entries: Mapping[str, str] = text_map(client.hgetall(key))
     oldest = sorted(entries, key=lambda name: str(json.loads(entries[name])["at"]))
@@ -113,4 +130,5 @@ def _entry(decision: Decision) -> dict[str, Any]:
         "workloads": list(decision.workloads),
         "until": decision.until and decision.until.isoformat(),
         "why": decision.why,
+        "until_count": decision.until_count,
     }

@@ -19,11 +19,17 @@ from pipeline.settings import Settings
 
 
 def incident_state(
-    decision: Decision | None, now: datetime, *, goes_on: bool, last: datetime, workloads: Sequence[str]
+    decision: Decision | None,
+    now: datetime,
+    *,
+    goes_on: bool,
+    last: datetime,
+    workloads: Sequence[str],
+    count: int,
 ) -> IncidentState:
-    """The state at one moment of an incident with these facts.
+    """The state at one moment of an incident with these facts. `count`: of its lines.
 
-    A snooze ends at its time, or when the incident reaches another workload."""
+    A snooze ends at its time, after so many more lines, or when the incident reaches another workload."""
     undecided = IncidentState.OPEN if goes_on else IncidentState.ENDED
     if decision is None:
         return undecided
@@ -32,6 +38,7 @@ def incident_state(
             return IncidentState.REGRESSED
         case IncidentState.SNOOZED:
             over = decision.until is not None and now >= decision.until
+            over = over or (decision.until_count is not None and count >= decision.until_count)
             spread = not set(workloads) <= set(decision.workloads)
             return undecided if over or spread else IncidentState.SNOOZED
         case IncidentState.ACKNOWLEDGED if not goes_on:
@@ -59,4 +66,5 @@ def _decision(entry: Mapping[str, Any]) -> Decision:
         workloads=tuple(entry["workloads"]),
         until=moment(entry["until"]) if entry["until"] else None,
         why=entry["why"],
+        until_count=entry.get("until_count"),
     )

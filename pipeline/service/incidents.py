@@ -98,7 +98,12 @@ def incident_view(
     origins = [one for one in incident.origins if not only or covers(only, one.workload)]
     causes = [CauseView(**asdict(cause), mark=_mark(cause)) for cause in incident.causes]
     state = incident_state(
-        decision, now, goes_on=incident.open, last=incident.last, workloads=incident.workloads
+        decision,
+        now,
+        goes_on=incident.open,
+        last=incident.last,
+        workloads=incident.workloads,
+        count=incident.count,
     )
     state, silenced_by = cover.state_of(state, causes)
     return IncidentView(

@@ -169,7 +169,7 @@ class IncidentState(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """One person's decision. `last_seen` and `workloads`: of the incident as that person saw it. `until`: the
-    end of a snooze."""
+    end of a snooze; `until_count`: the lines of the incident that end it before."""
 
     state: IncidentState
     by: str
@@ -178,6 +178,7 @@ class Decision:
     workloads: tuple[str, ...]
     until: datetime | None = None
     why: str = ""
+    until_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

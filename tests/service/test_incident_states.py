@@ -51,7 +51,9 @@ class Kept:
 
 
 def state_of_view(view: IncidentView, decision: Decision | None, now: datetime) -> IncidentState:
-    return incident_state(decision, now, goes_on=view.open, last=view.last, workloads=view.workloads)
+    return incident_state(
+        decision, now, goes_on=view.open, last=view.last, workloads=view.workloads, count=view.count
+    )
 
 
 @pytest.fixture
@@ -119,6 +121,19 @@ def test_a_snooze_ends_when_the_incident_reaches_another_workload(kept: Kept) ->
     kept.saw(NOW - 2 * MINUTE, workload="shop/db")
     assert set(kept.one.workloads) == {"shop/db", "shop/web"}
     assert kept.state_at() == "open"
+
+
+def test_a_snooze_ends_after_so_many_more_lines(kept: Kept) -> None:
+    decided = kept.decide(Action.SNOOZE, lasts="1d", more=2)
+    assert decided and decided.until_count == kept.one.count + 2 == 3
+    assert read_decisions(kept.client, kept.settings) == {kept.one.id: decided}
+    kept.saw(NOW - MINUTE)
+    assert kept.one.count == 2 and kept.state_at() == "snoozed" == kept.one.state
+    kept.saw(NOW - MINUTE)
+    assert kept.state_at() == "open" == kept.one.state
+    for more in (0, -1, 10**9 + 1):
+        with pytest.raises(BadInput, match="more lines is none"):
+            kept.decide(Action.SNOOZE, more=more)
 
 
 def test_an_incident_ends_unless_somebody_resolved_it(kept: Kept) -> None:

@@ -19,7 +19,7 @@ from pipeline.service.access.key_changes import KeyAsked, add_key, revoke_key
 from pipeline.service.access.keys import ADMIN, GPU, MARK, OPERATE
 from pipeline.service.dead_letters import change_dead_letters
 from pipeline.service.gpu import release_lease, renew_lease, request_lease
-from pipeline.service.incident_decisions import decide_incident
+from pipeline.service.incident_decisions import MAX_MORE, decide_incident
 from pipeline.service.mark_target import Finder
 from pipeline.service.marks import mark_view, put_mark, revoke_marks
 from pipeline.service.models import chosen_version, promote_model, roll_back_model
@@ -69,10 +69,12 @@ class MarkBody(Body):
 
 
 class DecisionBody(Body):
-    """`seen`: the last line that the person saw; default: the incident's last. `lasts`: of a snooze."""
+    """`seen`: the last line that the person saw; default: the incident's last. `lasts`: of a snooze.
+    `more`: so many more lines of the incident end a snooze before."""
 
     seen: AwareDatetime | None = None
     lasts: Annotated[str, Field(max_length=12)] | None = None
+    more: Annotated[int, Field(ge=1, le=MAX_MORE)] | None = None
     why: Why = ""
 
 
@@ -226,7 +228,7 @@ async def post_decision(
     api = api_of(request)
     found = await api.facts(
         decide_incident, api.client, api.settings, incident, action,
-        by=asker.name, seen=body.seen, lasts=body.lasts, why=body.why, only=asker.only,
+        by=asker.name, seen=body.seen, lasts=body.lasts, more=body.more, why=body.why, only=asker.only,
     )  # fmt: skip
     return as_json(request, found)
 

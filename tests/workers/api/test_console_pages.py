@@ -266,6 +266,11 @@ def test_an_incident_takes_notes_of_people_and_leaves_as_markdown(place: Place, 
     assert place.actions()[0][1:] == ("incident.note", name)
     for wrong in ("", " ", "n" * 2_001):
         assert local.do(path, ("text", wrong))[0] == 400
+    snooze = f"/do/incident/{name}/snooze"
+    assert local.do(snooze, ("more", "some"))[0] == local.do(snooze, ("more", "0"))[0] == 400
+    assert local.do(snooze, ("lasts", "1d"), ("more", "7"))[0] == 303
+    assert ", or 12 lines" in local.page(f"/incidents/{name}")  # it has five
+    assert local.do(f"/do/incident/{name}/reopen")[0] == 303
     reader = place.person("reads-notes", "read")
     assert 'id="write"' not in reader.page(f"/incidents/{name}") and reader.do(path, ("text", "n"))[0] == 403
     other = place.person("other", "mark", only=("other/*",))

@@ -86,6 +86,7 @@ async def post_incident(
     action: Action,
     seen: Annotated[str, Form(max_length=40)] = "",
     lasts: Annotated[str, Form(max_length=12)] = "",
+    more: Annotated[str, Form(max_length=12)] = "",
     why: Annotated[str, Form(max_length=500)] = "",
 ) -> Response:
     """Acknowledges, resolves, snoozes or opens again."""
@@ -94,9 +95,11 @@ async def post_incident(
         at = datetime.fromisoformat(seen) if seen else None
     except ValueError as exc:
         raise BadInput(f"seen {seen[:40]!r} is no time; open the page again") from exc
+    if more and not (more.isascii() and more.isdecimal()):
+        raise BadInput(f"{more!r} is no number of lines; write one such as 100, or nothing")
     await api.facts(
-        decide_incident, api.client, api.settings, name, action,
-        by=visitor.asker.name, seen=at, lasts=lasts or None, why=why, only=visitor.asker.only,
+        decide_incident, api.client, api.settings, name, action, by=visitor.asker.name, seen=at,
+        lasts=lasts or None, more=int(more) if more else None, why=why, only=visitor.asker.only,
     )  # fmt: skip
     api.shared.forget("incidents")
     undo = {"action": f"/do/incident/{name}/reopen", "fields": []}

@@ -157,7 +157,9 @@
   document.addEventListener("htmx:after:request", (event) => {
     const undone = $("[data-undo]", event.target) && event.target.closest("[data-toast]");
     if (undone) away(undone);
-    if (event.target.id === "write" && event.detail.ctx.response.status < 400) event.target.reset();
+    const kept = event.target.matches("form") && event.detail.ctx.response.status < 400;
+    if (kept && event.target.id === "write") event.target.reset();
+    if (kept) event.target.closest("#live details")?.removeAttribute("open");  // an open one would hold the page still
     if (event.target.id === "chosen") $$("input[type=checkbox]", event.target).forEach((box) => { box.checked = false; });
   });
 
