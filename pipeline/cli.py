@@ -46,9 +46,13 @@ class Verb:
 REMOTE: Final = frozenset(
     (
         "status", "results", "patterns", "units", "incidents", "models", "train", "watch", "mark", "silence", "dead", "senders",
-        "gpu", "events",
+        "gpu", "events", "health", "keys", "backfill", "compare", "sessions", "rates",
     )
 )  # fmt: skip
+ONLY_HERE: Final = {
+    "export": "`logweir export` reads all columns of any number of lines from the store itself; leave out --url and "
+    "run it where the store is, or take `results --json`"
+}
 GPU: Final = Verb("gpu", "gpu.verbs", None, "")  # its flags add it
 # In the order of `logweir --help`.
 VERBS: Final = (
@@ -129,6 +133,14 @@ VERBS: Final = (
     Verb("results", "results", flags.results, "stored results"),
     Verb("export", "export", flags.export, "stored results as CSV, Parquet or a Delta table"),
     Verb("patterns", "patterns", flags.patterns, "what is logged how often, what changed, and since when"),
+    Verb("rates", "stored.rates", flags.rates, "how many lines each workload wrote, over time"),
+    Verb("compare", "stored.compare", flags.comparison, "what differs between two spans or two workloads"),
+    Verb(
+        "sessions",
+        "stored.sessions",
+        flags.sessions,
+        "sessions that left the course of the others; the records of one session or trace",
+    ),
     Verb("units", "units.verb", flags.units, "which host, pod, service or session is sick, and why"),
 )
 
@@ -177,7 +189,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser().parse_args(argv)
         if args.url is not None:
             if args.verb not in REMOTE:
-                raise BadInput(f"`logweir {args.verb}` works on the machine itself; leave out --url")
+                here = f"`logweir {args.verb}` works on the machine itself; leave out --url"
+                raise BadInput(ONLY_HERE.get(args.verb, here))
         elif args.key is not None:
             raise BadInput("--key is of an API; name the API with --url, or leave out --key")
         else:

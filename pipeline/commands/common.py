@@ -62,10 +62,13 @@ def of_pipeline(settings: Settings) -> Settings:
     return found
 
 
-def reading(args: argparse.Namespace, *, stored: bool = False) -> "PipelineReader":
+def reading(
+    args: argparse.Namespace, *, stored: bool = False, timeout_s: float | None = None
+) -> "PipelineReader":
     """The pipeline that a verb asks: that of this machine, or with --url the one behind an API.
 
-    `stored`: the verb reads what is stored, and no stack has to run. Raises BadInput."""
+    `stored`: the verb reads what is stored, and no stack has to run. `timeout_s`: of this machine's
+    Redis. Raises BadInput."""
     if args.url is not None:
         from pipeline.service.client import Client
 
@@ -73,7 +76,8 @@ def reading(args: argparse.Namespace, *, stored: bool = False) -> "PipelineReade
     from pipeline.service.local import Local
 
     settings = settings_of(args)
-    return Local(of_pipeline(settings) if stored else reached(settings))
+    found = of_pipeline(settings) if stored else reached(settings, timeout_s=timeout_s)
+    return Local(found, timeout_s=timeout_s)
 
 
 def key_of(args: argparse.Namespace) -> str:

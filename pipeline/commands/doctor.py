@@ -246,18 +246,19 @@ def _risk(fsync: str) -> str:
 
 def _stack_checks(settings: Settings) -> list[dict[str, Any]]:
     """The embedded stack of this data directory, where one runs."""
-    from pipeline.commands.health import check_health
     from pipeline.redis.attach import attached, running
+    from pipeline.redis.connection import connect
+    from pipeline.service.running.health import read_health
 
     if settings.redis.url is not None or running(settings.data.dir) is None:
         return []
     try:
-        workers, missing = check_health(attached(settings), "", ready=False)
+        theirs = attached(settings)
+        health = read_health(connect(theirs, timeout_s=PROBE_S), theirs, "")
     except LogweirError as exc:
         return [{"what": "running stack", "ok": False, "found": str(exc)}]
-    wrong = [missing] if missing else [f"{h.name} {h.why}" for h in workers if h.why]
-    found = "; ".join(wrong) or f"{len(workers)} workers are well"
-    return [{"what": "running stack", "ok": not wrong, "found": found}]
+    found = health.why or f"{len(health.workers)} workers are well"
+    return [{"what": "running stack", "ok": health.ok, "found": found}]
 
 
 def _opensearch_checks(settings: Settings) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from pipeline.commands.common import err, out, print_json, printable, reached, r
 from pipeline.errors import BadInput, NotDrained, RedisUnavailable
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.routing import both, stage_queues
+from pipeline.observe.embedded import private_url
 from pipeline.observe.presence import Presence
 from pipeline.records.delivery import Stage
 from pipeline.redis.attach import running
@@ -25,7 +26,6 @@ from pipeline.redis.connection import answering, connect
 from pipeline.settings import Settings
 from pipeline.units import plural
 from pipeline.workers.stack.data_dir import holder
-from pipeline.workers.stack.private_redis import private_url
 
 DRAINED: Final = "an operator drains the pipeline (`logweir drain`)"
 # The next `logweir up` opens a door that was closed with these words, and no other.

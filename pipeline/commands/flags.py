@@ -4,6 +4,7 @@ The module imports nothing heavy, because every command line builds all flags.
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.commands.parsing import Parser
@@ -477,6 +478,56 @@ def patterns(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=_positive, default=30, metavar="N", help="the first N patterns (30)")
 
 
+def rates(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--since", metavar="WHEN", default="24h", help="the last 1h, 24h, 7d, or since a time (24h)"
+    )
+    _until(parser)
+    _chosen_workloads(parser)
+    parser.add_argument(
+        "--buckets",
+        type=_up_to(500),
+        default=24,
+        metavar="N",
+        help="so many equal parts of the span, at most 500 (24)",
+    )
+
+
+def comparison(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("a", nargs="?", default="1h", metavar="SPAN", help="1h, 2h..1h, or TIME..TIME (1h)")
+    parser.add_argument(
+        "b", nargs="?", metavar="SPAN", help="compared with this one (default: the same span before)"
+    )
+    _chosen_workloads(parser)
+    parser.add_argument(
+        "--other", metavar="PATTERN", help="the workloads of the second span, where they are others"
+    )
+    parser.add_argument("--kind", choices=("new", "gone", "more", "fewer"), help="only these differences")
+    parser.add_argument(
+        "--limit",
+        type=_up_to(1_000),
+        default=50,
+        metavar="N",
+        help="the first N differences, at most 1,000 (50)",
+    )
+
+
+def sessions(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "session", nargs="?", metavar="KEY", help="the records of this session, trace or request instead"
+    )
+    parser.add_argument(
+        "--since", metavar="WHEN", default="7d", help="the last 1h, 24h, 7d, or since a time (7d)"
+    )
+    _until(parser)
+    parser.add_argument(
+        "--limit",
+        type=_up_to(1_000),
+        metavar="N",
+        help="the first N findings (100), or the newest N records (500); at most 1,000",
+    )
+
+
 def units(parser: argparse.ArgumentParser) -> None:
     from pipeline.records.unit_query import UNIT_COLUMNS
 
@@ -551,3 +602,12 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
+
+
+def _up_to(most: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or not 1 <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {most:,}")
+        return int(text)
+
+    return number

@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
     for one in found:
         mark = "T0" if not one.template_id else f"T{one.template_id}"
         cells = (
-            f"{one.records:,}", f"{one.before:,}", _bars(one.trend), f"{one.first:%m-%d %H:%M}",
+            f"{one.records:,}", f"{one.before:,}", trend_bars(one.trend), f"{one.first:%m-%d %H:%M}",
             f"{one.last:%m-%d %H:%M}", one.workload, f"{mark} {one.template or one.sample or ''}",
         )  # fmt: skip
         table.add_row(*(cell(value) for value in cells))
@@ -106,6 +106,7 @@ def _asked(args: argparse.Namespace) -> PatternsAsked:
     )
 
 
-def _bars(trend: list[int]) -> str:
+def trend_bars(trend: list[int]) -> str:
+    """A bar for each part of a span, as high as its share of the highest."""
     highest = max(trend, default=0) or 1
     return "".join(BARS[-(-count * (len(BARS) - 1) // highest)] for count in trend)

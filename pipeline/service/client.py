@@ -23,6 +23,7 @@ from pipeline.controller.training_status import Status
 from pipeline.errors import AnswerCancelled, BadInput, LeaseRefused, NotFound, SourceUnavailable
 from pipeline.observe.events import EventPage
 from pipeline.service.questions import LinesAsked, PatternsAsked, UsageColumn
+from pipeline.service.running.values import PipelineHealth
 from pipeline.service.stored.asked_units import UnitsAsked, UnitsFound
 from pipeline.service.stored.values import (
     COMPARED_SPAN,
@@ -43,6 +44,7 @@ from pipeline.service.values import (
     HeardSender,
     IncidentPage,
     IncidentView,
+    KeyView,
     LinePage,
     MarksView,
     ModelView,
@@ -55,6 +57,7 @@ from pipeline.service.values import (
     UsageView,
     WatchlistView,
 )
+from pipeline.sources.backfill.plans import BackfillView
 
 PREFIX: Final = "/api/v1"
 TIMEOUT_S: Final = 70.0  # more than the server takes at most
@@ -99,6 +102,10 @@ class Client:
     def status(self) -> StackStatus:
         """The workers, the waiting batches and the live models."""
         return self._get("/status", StackStatus)
+
+    def health(self, target: str = "", *, ready: bool = False) -> PipelineHealth:
+        """Whether a worker or a role is well; "": everything. `ready`: it also serves the live model."""
+        return self._get("/health", PipelineHealth, _query(target=target, ready=ready))
 
     def lines(self, asked: LinesAsked) -> LinePage:
         """Stored lines that match, the newest first; asks for as many pages as the limit needs."""
@@ -286,6 +293,14 @@ class Client:
             page = self._get("/senders", SenderPage, _query(limit=PAGE, cursor=page.next))
             found += page.senders
         return found
+
+    def backfills(self) -> list[BackfillView]:
+        """Backfills and how far they are, the newest first."""
+        return self._get("/backfills", list[BackfillView])
+
+    def keys(self) -> list[KeyView]:
+        """Keys without their secrets, by name. It needs the scope `admin`."""
+        return self._get("/keys", list[KeyView])
 
     def gpus(self) -> dict[str, Any]:
         """The GPU pool: devices, leases, waiting needs."""

@@ -17,6 +17,7 @@ from pipeline.observe.events import EventPage, read_events
 from pipeline.records.batch import utc_now
 from pipeline.redis.connection import connect
 from pipeline.service.access.audit import read_audit
+from pipeline.service.access.key_changes import read_keys
 from pipeline.service.dead_letters import chosen_letters, read_dead_batch, read_dead_letters
 from pipeline.service.gpu import job_output, job_rows, read_usage, served_rows
 from pipeline.service.incidents import read_incident, read_incidents, silences_in_use
@@ -25,6 +26,9 @@ from pipeline.service.marks import read_marks
 from pipeline.service.models import read_model, read_models
 from pipeline.service.pool_facts import lease_rows, pool_facts, tenant_rows
 from pipeline.service.questions import BUCKETS, LinesAsked, PatternsAsked, UsageColumn
+from pipeline.service.running.backfills import read_backfills
+from pipeline.service.running.health import read_health
+from pipeline.service.running.values import PipelineHealth
 from pipeline.service.senders import read_senders
 from pipeline.service.status import read_status
 from pipeline.service.stored.asked_units import UnitsAsked, UnitsFound
@@ -48,6 +52,7 @@ from pipeline.service.values import (
     DeadLetterPage,
     HeardSender,
     IncidentPage,
+    KeyView,
     LinePage,
     MarksView,
     ModelView,
@@ -63,22 +68,31 @@ from pipeline.service.variables import stored_values
 from pipeline.service.watchlist import read_watchlist
 from pipeline.settings import Settings
 from pipeline.sinks.answers.choose import answers_of
+from pipeline.sources.backfill.plans import BackfillView
 
 
 class Local:
     """`PipelineReader` by settings, which are those of a running pipeline or of stored results."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, timeout_s: float | None = None) -> None:
+        """`timeout_s`: of Redis."""
         self.settings = settings
+        self._timeout_s = timeout_s
 
     @functools.cached_property
     def client(self) -> "redis.Redis":
         """Connects with the first command."""
-        return connect(self.settings)
+        if self._timeout_s is None:
+            return connect(self.settings)
+        return connect(self.settings, timeout_s=self._timeout_s)
 
     def status(self) -> StackStatus:
         """As the protocol says."""
         return read_status(self.settings, self.client)
+
+    def health(self, target: str = "", *, ready: bool = False) -> PipelineHealth:
+        """As the protocol says."""
+        return read_health(self.client, self.settings, target, ready=ready)
 
     def lines(self, asked: LinesAsked) -> LinePage:
         """As the protocol says."""
@@ -127,7 +141,6 @@ class Local:
 
     def sessions(self, since: datetime, until: datetime, limit: int = 100) -> list[SessionFinding]:
         """As the protocol says."""
-        LinesAsked(since=since, until=until)  # checks them
         with closing(answers_of(self.settings)) as answers:
             return session_findings(answers, since=since, until=until, limit=limit)
 
@@ -195,6 +208,14 @@ class Local:
     def senders(self) -> list[HeardSender]:
         """As the protocol says."""
         return list(read_senders(self.client, self.settings))
+
+    def backfills(self) -> list[BackfillView]:
+        """As the protocol says."""
+        return read_backfills(self.client, self.settings)
+
+    def keys(self) -> list[KeyView]:
+        """As the protocol says."""
+        return read_keys(self.client, self.settings)
 
     def gpus(self) -> dict[str, Any]:
         """As the protocol says."""

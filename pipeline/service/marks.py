@@ -1,11 +1,13 @@
 """Marks: people's labels of patterns, templates and findings, which overrule every model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import redis
 
-from pipeline.errors import BadInput
+from pipeline.controller.watchlist import covers
+from pipeline.errors import BadInput, NotFound
 from pipeline.ledger.ledger import Ledger
 from pipeline.marks.marks import Kind, Mark, State, Target
 from pipeline.marks.store import Marks
@@ -35,6 +37,18 @@ def read_marks(client: "redis.Redis", settings: Settings) -> MarksView:
         marks=[mark_view(mark, now=marked.now) for mark in marked.marks],
         unreadable=list(marked.unreadable),
     )
+
+
+def check_marks_of(only: Sequence[str], workload: str, *, by: str) -> None:
+    """Who sees some workloads marks patterns of these alone, each in one workload. Raises NotFound.
+
+    `only`: patterns of the workloads; empty: all. `workload`: of the mark, "" for every one."""
+    if only and not (workload and covers(only, workload)):
+        asked = repr(workload[:80]) if workload else "every workload"
+        raise NotFound(
+            f"the key {by!r} marks patterns of {', '.join(only)} alone, and not of {asked}; name a workload of "
+            "these"
+        )
 
 
 def put_mark(

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from pipeline.controller.training_status import Status
 from pipeline.observe.events import EventPage
 from pipeline.service.questions import LinesAsked, PatternsAsked, UsageColumn
+from pipeline.service.running.values import PipelineHealth
 from pipeline.service.stored.asked_units import UnitsAsked, UnitsFound
 from pipeline.service.stored.values import (
     COMPARED_SPAN,
@@ -27,6 +28,7 @@ from pipeline.service.values import (
     DeadLetterPage,
     HeardSender,
     IncidentPage,
+    KeyView,
     LinePage,
     MarksView,
     ModelView,
@@ -38,6 +40,7 @@ from pipeline.service.values import (
     UsageView,
     WatchlistView,
 )
+from pipeline.sources.backfill.plans import BackfillView
 
 
 class PipelineReader(Protocol):
@@ -46,6 +49,9 @@ class PipelineReader(Protocol):
 
     def status(self) -> StackStatus:
         """The workers, the waiting batches and the live models."""
+
+    def health(self, target: str = "", *, ready: bool = False) -> PipelineHealth:
+        """Whether a worker or a role is well; "": everything. `ready`: it also serves the live model."""
 
     def lines(self, asked: LinesAsked) -> LinePage:
         """Stored lines that match, the newest first."""
@@ -127,6 +133,12 @@ class PipelineReader(Protocol):
 
     def senders(self) -> list[HeardSender]:
         """Who sends to the intake, the one that was heard last first."""
+
+    def backfills(self) -> list[BackfillView]:
+        """Backfills and how far they are, the newest first."""
+
+    def keys(self) -> list[KeyView]:
+        """Keys without their secrets, by name."""
 
     def gpus(self) -> dict[str, Any]:
         """The GPU pool: devices, leases, waiting needs."""

@@ -20,6 +20,7 @@ from pipeline.logs import set_up
 from pipeline.messages import filter as guard
 from pipeline.messages import routing
 from pipeline.messages.app import declare, make_app
+from pipeline.observe.embedded import called
 from pipeline.redis.shards import of_shard
 from pipeline.settings import Settings, visible_devices
 from pipeline.tasks.context import Context
@@ -31,7 +32,6 @@ from pipeline.workers.loops import count_along, stay_with
 from pipeline.workers.reloader import Reloader
 from pipeline.workers.roles import ROLES, Role, device_name, placed, register
 from pipeline.workers.same_store import join_beside
-from pipeline.workers.stack.data_dir import called
 
 # Tenths of a second that the child of a prefork worker waits at its end for its parent to read its results.
 # The parent may have stopped reading. Nothing is lost without them: the ledger knows what a task did.

@@ -8,12 +8,12 @@ import redis
 
 from pipeline.errors import RedisUnavailable
 from pipeline.logs import logger
+from pipeline.observe.embedded import called
 from pipeline.observe.presence import Pace, Presence
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
 from pipeline.workers.liveness import Liveness, LivenessMonitor, Progress
-from pipeline.workers.stack.data_dir import called
 
 BEAT_S: Final = 4.0
 

@@ -10,13 +10,12 @@ import pytest
 import redis
 from command_line import Verb, command_line
 
-from pipeline.commands.health import ANSWERING, liveness_fault
+from pipeline.observe.embedded import called, private_url
 from pipeline.observe.presence import Pace, Presence, WorkerView
 from pipeline.redis.keys import SHARED, WORKER_TTL_S
+from pipeline.service.running.health import ANSWERING, liveness_fault
 from pipeline.settings import Settings
 from pipeline.workers.roles import ROLES
-from pipeline.workers.stack.data_dir import called
-from pipeline.workers.stack.private_redis import private_url
 
 
 @pytest.fixture

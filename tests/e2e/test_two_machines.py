@@ -229,6 +229,6 @@ def _settled(machines: Machines, workload: str, of: str = "stored") -> int:
 
 def _suffix(up: Up, machines: Machines) -> str:
     """How the names of a stack's workers end."""
-    from pipeline.workers.stack.data_dir import called
+    from pipeline.observe.embedded import called
 
     return called(machines.settings.replace(data_dir=up.data), "x", embedded=True).removeprefix("x")

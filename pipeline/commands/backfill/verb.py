@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -16,6 +17,7 @@ from pipeline.commands.common import (
     print_json,
     printable,
     reached,
+    reading,
     redis_explained,
     remark,
     settings_of,
@@ -35,21 +37,30 @@ from pipeline.units import plural, seconds
 
 LOOK_S: Final = 0.5
 SAY_S: Final = 10.0  # where standard error is no terminal
+ALONE: Final = "--list and --cancel stand alone; leave the archive and the other one out"
 NO_READER: Final = "no reader runs; start `logweir up`, or raise reader_processes where it runs"
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.url is not None and not args.list:
+        raise BadInput("`logweir backfill` without --list works on the machine itself; leave out --url")
+    if args.list and (args.place or args.cancel is not None):
+        raise BadInput(ALONE)
+    if args.url is not None:
+        return _list(args, reading(args).backfills())
     settings = settings_of(args)
     set_up(settings.stack.log_level)
     if cells_of(settings) is not None:
         raise BadInput("a backfill has one plan; set REDIS_URL to the one cell that takes its lines")
-    if args.list or args.cancel is not None:
-        if args.place or (args.list and args.cancel is not None):
-            raise BadInput("--list and --cancel stand alone; leave the archive and the other one out")
-        settings = reached(settings)
-        plans = Plans(connect(settings), settings)
+    if args.list:
         with redis_explained():
-            return _list(args, plans) if args.list else _cancel(args, plans)
+            return _list(args, reading(args).backfills())
+    if args.cancel is not None:
+        if args.place:
+            raise BadInput(ALONE)
+        settings = reached(settings)
+        with redis_explained():
+            return _cancel(args, Plans(connect(settings), settings))
     if not args.place:
         raise BadInput("nothing is named to read; give a folder or s3://bucket/prefix, or --list")
     if args.parallel > MAX_PARALLEL:
@@ -175,8 +186,7 @@ def _view(plans: Plans, name: str) -> BackfillView:
     return view
 
 
-def _list(args: argparse.Namespace, plans: Plans) -> int:
-    views = [view for name in plans.names() if (view := plans.view(name)) is not None]
+def _list(args: argparse.Namespace, views: Sequence[BackfillView]) -> int:
     if args.json:
         print_json([_facts(view) for view in views])
         return 0

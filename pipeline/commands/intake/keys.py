@@ -1,25 +1,39 @@
 """`logweir keys add | list | revoke`: who may send to the intake, and who may ask the API."""
 
 import argparse
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict
 
 from rich.table import Table
 
-from pipeline.commands.common import cell, out, print_json, printable, reached, redis_explained, settings_of
+from pipeline.commands.common import (
+    cell,
+    out,
+    print_json,
+    printable,
+    reached,
+    reading,
+    redis_explained,
+    settings_of,
+)
 from pipeline.errors import BadInput
 from pipeline.redis.connection import connect
 from pipeline.service.access.audit import user_of_machine
 from pipeline.service.access.key_changes import KeyAsked, add_key, revoke_key
-from pipeline.service.access.keys import GPU, INFER, SEND, SenderKey, SenderKeys
+from pipeline.service.access.keys import GPU, INFER, SEND, SenderKeys
+from pipeline.service.values import KeyView
 from pipeline.settings import Settings
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.action == "list":
+        with redis_explained():
+            return _list(args, reading(args).keys())
+    if args.url is not None:
+        raise BadInput(f"`logweir keys {args.action}` works on the machine itself; leave out --url")
     settings = reached(settings_of(args))
     keys = SenderKeys(connect(settings), settings)
     with redis_explained():
-        if args.action == "list":
-            return _list(args, keys)
         if not args.name:
             raise BadInput(f"`logweir keys {args.action}` needs a name, such as that of the sender")
         return (_add if args.action == "add" else _revoke)(args, keys, settings)
@@ -64,10 +78,9 @@ def _revoke(args: argparse.Namespace, keys: SenderKeys, settings: Settings) -> i
     return 0
 
 
-def _list(args: argparse.Namespace, keys: SenderKeys) -> int:
-    found = keys.look()
+def _list(args: argparse.Namespace, found: Sequence[KeyView]) -> int:
     if args.json:
-        print_json([_facts(key) for key in found])
+        print_json([asdict(key) for key in found])
         return 0
     console = out()
     if not found:
@@ -77,22 +90,10 @@ def _list(args: argparse.Namespace, keys: SenderKeys) -> int:
         return 0
     table = Table("key", "scopes", "workloads", "made (UTC)", "expires", box=None, pad_edge=False)
     for key in found:
-        sends_for = (key.workload and f"all as {key.workload}") or ", ".join(key.patterns) or "all workloads"
+        sends_for = (key.workload and f"all as {key.workload}") or ", ".join(key.only) or "all workloads"
         expires = "" if key.expires is None else f"{key.expires:%Y-%m-%d %H:%M}"
         scopes = [f"{scope} as {key.tenant}" if scope in (INFER, GPU) else scope for scope in key.scopes]
         row = (key.name, ", ".join(scopes), sends_for, f"{key.created:%Y-%m-%d %H:%M}", expires)
         table.add_row(*map(cell, row))
     console.print(table)
     return 0
-
-
-def _facts(key: SenderKey) -> dict[str, Any]:
-    return {
-        "name": key.name,
-        "scopes": list(key.scopes),
-        "workload": key.workload or None,
-        "only": list(key.patterns),
-        "created": key.created,
-        "expires": key.expires,
-        "tenant": key.tenant or None,
-    }

@@ -71,7 +71,8 @@ def stored_session(
 def session_findings(
     answers: Answers, *, since: datetime, until: datetime, limit: int, only: tuple[str, ...] = ()
 ) -> list[SessionFinding]:
-    """Sessions that left the course of the others, the newest first. Raises as `Answers` does."""
+    """Sessions that left the course of the others, the newest first. Raises BadInput, else as `Answers`."""
+    LinesAsked(since=since, until=until)  # checks them
     query = ResultQuery(
         limit=_SCANNED,
         since=since,

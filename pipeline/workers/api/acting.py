@@ -1,5 +1,6 @@
 """Routes that change something. Each change goes to the audit log under the name of the key."""
 
+import re
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
@@ -21,7 +22,7 @@ from pipeline.service.dead_letters import change_dead_letters
 from pipeline.service.gpu import release_lease, renew_lease, request_lease
 from pipeline.service.incident_decisions import MAX_MORE, decide_incident
 from pipeline.service.mark_target import Finder
-from pipeline.service.marks import mark_view, put_mark, revoke_marks
+from pipeline.service.marks import check_marks_of, mark_view, put_mark, revoke_marks
 from pipeline.service.models import chosen_version, promote_model, roll_back_model
 from pipeline.service.questions import asked_moment
 from pipeline.service.silences import end_silence, put_silence
@@ -38,15 +39,17 @@ from pipeline.service.values import (
 )
 from pipeline.service.watchlist import change_watchlist
 from pipeline.workers.api.access import Asker, needs
-from pipeline.workers.api.answering import answers_with, as_json
+from pipeline.workers.api.answering import StrictRoute, answers_with, as_json
 from pipeline.workers.api.asking import api_of
 from pipeline.workers.api.problems import AskRefused
 
-router: Final = APIRouter(tags=["changes"])
+router: Final = APIRouter(tags=["changes"], route_class=StrictRoute)
 Marking = Annotated[Asker, Depends(needs(MARK))]
+MarkingSome = Annotated[Asker, Depends(needs(MARK, whole=False))]
 Operating = Annotated[Asker, Depends(needs(OPERATE))]
 Lending = Annotated[Asker, Depends(needs(GPU))]
 Ruling = Annotated[Asker, Depends(needs(ADMIN))]
+TARGET: Final = r"^([Tt]-?)?[0-9]{1,20}$"  # of a mark
 Name = Annotated[str, Path(max_length=300)]
 Why = Annotated[str, Field(max_length=500)]
 Text = Annotated[str, Field(min_length=1, max_length=200)]
@@ -163,16 +166,22 @@ class TokenBody(Body):
 
 
 @router.post("/marks", responses=answers_with(MarkView, "The mark.", status=201), status_code=201)
-async def post_mark(request: Request, asker: Marking, body: MarkBody) -> Response:
-    """Says that lines are normal or anomalous, whatever a model says."""
+async def post_mark(request: Request, asker: MarkingSome, body: MarkBody) -> Response:
+    """Says that lines are normal or anomalous, whatever a model says.
+
+    A key with workloads marks a template (T17) in one of these, and gets no text of it.
+    """
     api = api_of(request)
+    check_marks_of(asker.only, body.workload, by=asker.name)
+    if asker.only:
+        _check_names(body.pattern)
 
     def act() -> MarkView:
         new = put_mark(
             api.client, api.settings, Finder(api.client, api.settings).find(body.pattern), body.state,
             workload=body.workload, lasts=body.lasts, by=asker.name, why=body.why,
         )  # fmt: skip
-        return mark_view(new.mark)
+        return _shown(mark_view(new.mark), asker)
 
     return as_json(request, await api.facts(act), status=201)
 
@@ -180,12 +189,16 @@ async def post_mark(request: Request, asker: Marking, body: MarkBody) -> Respons
 @router.delete("/marks/{target}", responses=answers_with(list[MarkView], "The marks that were revoked."))
 async def delete_mark(
     request: Request,
-    asker: Marking,
-    target: Annotated[str, Path(pattern=r"^([Tt]-?)?[0-9]{1,20}$", description="A pattern id, or T17.")],
+    asker: MarkingSome,
+    target: Annotated[str, Path(pattern=TARGET, description="A pattern id, or T17.")],
     workload: Annotated[str | None, Query(max_length=200, description="Only in this one.")] = None,
 ) -> Response:
-    """Takes the marks of a pattern or template back: the model's answer counts again."""
+    """Takes the marks of a pattern or template back: the model's answer counts again.
+
+    A key with workloads names one of these.
+    """
     api = api_of(request)
+    check_marks_of(asker.only, workload or "", by=asker.name)
 
     def act() -> list[MarkView]:
         numbered = Target.template if target[0] in "Tt" else Target.pattern
@@ -193,9 +206,22 @@ async def delete_mark(
         revoked = revoke_marks(api.client, api.settings, (wanted, ""), workload, by=asker.name)
         if not revoked:
             raise NotFound(f"there is no mark of {target}; /api/v1/marks lists what is marked")
-        return [mark_view(mark) for _, _, mark in revoked if mark is not None]
+        return [_shown(mark_view(mark), asker) for _, _, mark in revoked if mark is not None]
 
     return as_json(request, await api.facts(act))
+
+
+def _check_names(pattern: str) -> None:
+    """A text would be looked for in the lines of all workloads. Raises BadInput."""
+    if re.fullmatch(TARGET, pattern) is None:
+        raise BadInput(
+            f"pattern {pattern[:60]!r} is a text; a key with workloads names a template such as T17"
+        )
+
+
+def _shown(mark: MarkView, asker: Asker) -> MarkView:
+    """Templates are shared by all workloads, so that a text may hold words of another one."""
+    return replace(mark, text="") if asker.only else mark
 
 
 @router.post("/silences", responses=answers_with(SilenceView, "The silence.", status=201), status_code=201)
@@ -219,7 +245,7 @@ async def delete_silence(request: Request, asker: Marking, silence: Name) -> Res
 @router.post("/incidents/{incident}/{action}", responses=answers_with(IncidentView, "The incident then."))
 async def post_decision(
     request: Request,
-    asker: Annotated[Asker, Depends(needs(MARK, whole=False))],
+    asker: MarkingSome,
     incident: Name,
     action: Action,
     body: DecisionBody,

@@ -1,15 +1,19 @@
 """How answers leave: JSON with an ETag, or a row a line while the client reads."""
 
 import asyncio
+import functools
 from base64 import b64encode
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable
 from hashlib import blake2b
 from typing import Any, Final
 
 import msgspec
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
 
+from pipeline.errors import BadInput
 from pipeline.workers.api.problems import AskRefused, Problem
 
 NDJSON: Final = "application/x-ndjson"
@@ -76,6 +80,37 @@ class Rows(StreamingResponse):
                     yield _ndjson(items(page))
 
         super().__init__(lines(), headers=_HEADERS, media_type=NDJSON)
+
+
+class StrictRoute(APIRoute):
+    """A route that refuses parameters which it does not have: a slip would give another answer."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """As FastAPI says."""
+        handle = super().get_route_handler()
+
+        async def strict(request: Request) -> Response:
+            check_parameters(request.url.path, request.query_params, self._known)
+            return await handle(request)
+
+        return strict
+
+    @functools.cached_property
+    def _known(self) -> list[str]:
+        found: list[str] = []
+        for field in self.dependant.query_params:
+            kind = field.field_info.annotation
+            model = isinstance(kind, type) and issubclass(kind, BaseModel)
+            found += kind.model_fields if model else [field.alias]  # type: ignore[union-attr] # it is a model
+        return found
+
+
+def check_parameters(path: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raises BadInput for the first parameter that is not known."""
+    for name in given:
+        if name not in known:
+            others = f"use {', '.join(sorted(known))}" if known else "it has none"
+            raise BadInput(f"{path[:200]} has no parameter {name[:60]!r}; {others}")
 
 
 def problem_schema() -> dict[str, Any]:

@@ -31,11 +31,11 @@ from pipeline.service.stored.values import (
     TemplateValues,
 )
 from pipeline.service.variables import stored_values
-from pipeline.workers.api.answering import answers_with, as_json
+from pipeline.workers.api.answering import StrictRoute, answers_with, as_json
 from pipeline.workers.api.asking import api_of
 from pipeline.workers.api.stored import PAGE, Limit, Seeing, Until, Workload
 
-router: Final = APIRouter(tags=["stored"])
+router: Final = APIRouter(tags=["stored"], route_class=StrictRoute)
 Week = Annotated[str, Query(max_length=40, description="As for lines.")]
 
 
@@ -69,7 +69,6 @@ async def get_sessions(
 ) -> Response:
     """Sessions that left the course of the others."""
     begin, end = pattern_span(since, until, utc_now())
-    LinesAsked(since=begin, until=end)  # checks them
     ask = partial(session_findings, since=begin, until=end, limit=limit, only=asker.only)
     return as_json(request, await api_of(request).stored(request, ask))
 

@@ -23,6 +23,9 @@ from pipeline.service.marks import read_marks
 from pipeline.service.models import read_model, read_models
 from pipeline.service.pool_facts import lease_rows, pool_facts, tenant_rows
 from pipeline.service.questions import UsageColumn, asked_event, asked_moment
+from pipeline.service.running.backfills import read_backfills
+from pipeline.service.running.health import read_health
+from pipeline.service.running.values import PipelineHealth
 from pipeline.service.senders import read_senders
 from pipeline.service.status import read_status
 from pipeline.service.trainings import MAX_TRAININGS, read_trainings
@@ -43,14 +46,15 @@ from pipeline.service.values import (
     WatchlistView,
 )
 from pipeline.service.watchlist import read_watchlist
+from pipeline.sources.backfill.plans import BackfillView
 from pipeline.units import epoch_us
 from pipeline.workers.api.access import Asker, needs
-from pipeline.workers.api.answering import answers_with, as_json
+from pipeline.workers.api.answering import StrictRoute, answers_with, as_json
 from pipeline.workers.api.asking import Api, api_of
 from pipeline.workers.api.problems import AskRefused
 from pipeline.workers.api.stored import Cursor, Limit, Seeing, Since, Until
 
-router: Final = APIRouter(tags=["pipeline"])
+router: Final = APIRouter(tags=["pipeline"], route_class=StrictRoute)
 WholeView = Annotated[Asker, Depends(needs(READ))]
 Name = Annotated[str, Path(max_length=300)]
 
@@ -65,6 +69,23 @@ async def _told(request: Request, ask: Callable[[Api], Any]) -> Response:
 async def get_status(request: Request, _asker: WholeView) -> Response:
     """The workers, the waiting batches, the live models, and the next training with its reason."""
     return await _told(request, lambda api: read_status(api.settings, api.client))
+
+
+@router.get("/health", responses=answers_with(PipelineHealth, "`ok`, and why not."))
+async def get_health(
+    request: Request,
+    _asker: WholeView,
+    target: Annotated[str, Query(max_length=300, description="A worker or a role; default: all.")] = "",
+    ready: Annotated[bool, Query(description="It also serves the live model version.")] = False,
+) -> Response:
+    """Whether a worker, a role or everything is well, as `logweir health` says. The status is 200 always."""
+    return await _told(request, lambda api: read_health(api.client, api.settings, target, ready=ready))
+
+
+@router.get("/backfills", responses=answers_with(list[BackfillView], "The newest first."))
+async def get_backfills(request: Request, _asker: WholeView) -> Response:
+    """Archives that are or were read, and how far their readers are."""
+    return await _told(request, lambda api: read_backfills(api.client, api.settings))
 
 
 @router.get("/incidents", responses=answers_with(IncidentPage, "Incidents, the newest first."))

@@ -16,13 +16,13 @@ from pipeline.service.lines import around_line, stored_lines, stored_patterns, s
 from pipeline.service.questions import LinesAsked, PatternsAsked, asked_moment, pattern_span, template_number
 from pipeline.service.values import LinePage, PatternPage, RateTable
 from pipeline.workers.api.access import Asker, needs
-from pipeline.workers.api.answering import Rows, answers_with, as_json, wants_rows
+from pipeline.workers.api.answering import Rows, StrictRoute, answers_with, as_json, wants_rows
 from pipeline.workers.api.asking import api_of
 
 PAGE: Final = 1_000
 MOST_ROWS: Final = 100_000  # of a download
 MOST_AROUND: Final = 500  # lines with context
-router: Final = APIRouter(tags=["stored"])
+router: Final = APIRouter(tags=["stored"], route_class=StrictRoute)
 
 Since = Annotated[
     str | None, Query(max_length=40, description="The last 15m, 1h, 7d, or a time in ISO 8601.")

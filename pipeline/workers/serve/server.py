@@ -22,6 +22,7 @@ from pipeline.gpu.policy.fairness import parse_tenants
 from pipeline.gpu.pool import Pool
 from pipeline.logs import logger, set_up
 from pipeline.observe import counters as metrics
+from pipeline.observe.embedded import called
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
 from pipeline.service.access.keys import SenderKeys
@@ -35,7 +36,6 @@ from pipeline.workers.serve.app import ServeApp
 from pipeline.workers.serve.desk import ModelDesk
 from pipeline.workers.serve.host import ModelHost
 from pipeline.workers.sockets import listener_socket
-from pipeline.workers.stack.data_dir import called
 from pipeline.workers.tethered import tether
 
 ROLE: Final = "serve"

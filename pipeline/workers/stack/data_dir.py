@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,11 +15,8 @@ import psutil  # type: ignore[import-untyped] # it publishes no types
 
 from pipeline.errors import BadInput
 from pipeline.logs import logger
-from pipeline.records.batch import digest
 from pipeline.redis.attach import state_file
-from pipeline.settings import Settings
 from pipeline.workers.stack.child import STOP_S
-from pipeline.workers.stack.private_redis import private_url
 
 
 def lock(data_dir: Path) -> IO[str]:
@@ -61,18 +57,6 @@ def holder(data_dir: Path) -> int | None:
         handle.seek(0)
         pid = handle.read().strip()
         return int(pid) if pid.isdecimal() else 0
-
-
-def called(settings: Settings, name: str, *, embedded: bool) -> str:
-    """The name of a worker in Redis, unique there.
-
-    Replicas in containers differ by host, embedded stacks on a shared Redis by host and data directory. An
-    embedded Redis has the workers of one stack only."""
-    if not embedded:
-        return f"{name}@{socket.gethostname()}"
-    if settings.redis.url == private_url(settings.data.dir):
-        return name
-    return f"{name}@{socket.gethostname()}-{digest(str(settings.data.dir.absolute()))[:4]}"
 
 
 def _lock_file(data_dir: Path) -> IO[str]:

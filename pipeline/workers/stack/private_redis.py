@@ -9,23 +9,19 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote
 
 import redis
 
 from pipeline.errors import BadInput, StackFailed
 from pipeline.logs import logger
-from pipeline.records.batch import digest
+from pipeline.observe.embedded import private_url, socket_path
 from pipeline.redis.versions import printed
 from pipeline.settings import Settings, inherited
 
-# sun_path holds 108 bytes on Linux and 104 on macOS, with the closing NUL.
-SOCKET_PATH_LIMIT: Final = 100
 START_S: Final = 30.0
 # A server that reads its AOF is alive: 10 GB take minutes on a slow disk, and a restart begins anew.
 LOAD_S: Final = 1_800.0
@@ -68,26 +64,6 @@ def server_version(binary: Path) -> tuple[str, str]:
     except (OSError, subprocess.TimeoutExpired):
         return "Redis", ""
     return printed(ended.stdout)
-
-
-def socket_path(data_dir: Path) -> Path:
-    """A socket path that the system takes: in the data directory, or in a private temporary directory."""
-    wanted = data_dir / "redis" / "redis.sock"
-    if len(os.fsencode(wanted)) <= SOCKET_PATH_LIMIT:
-        return wanted
-    private = Path(tempfile.gettempdir()) / f"logweir-{os.getuid()}-{digest(str(data_dir))}"
-    private.mkdir(mode=0o700, exist_ok=True)
-    info = private.lstat()
-    if info.st_uid != os.getuid() or info.st_mode & 0o077:
-        raise BadInput(
-            f"{private} belongs to somebody else; remove it or use a data directory with a shorter path"
-        )
-    return private / "redis.sock"
-
-
-def private_url(data_dir: Path) -> str:
-    """Where the private Redis of this data directory listens."""
-    return f"unix://{quote(str(socket_path(data_dir.absolute())))}?db=0"
 
 
 def redis_conf(settings: Settings, directory: Path, socket: Path) -> str:

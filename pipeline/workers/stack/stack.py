@@ -26,6 +26,7 @@ from pipeline.errors import RedisUnavailable, StackFailed
 from pipeline.gpu.node.probe import shown_devices
 from pipeline.gpu.policy.fairness import parse_tenants
 from pipeline.logs import logger
+from pipeline.observe.embedded import called
 from pipeline.observe.presence import Presence
 from pipeline.producer import Producer
 from pipeline.redis.attach import state_file
@@ -44,7 +45,7 @@ from pipeline.workers import flower as flower_process
 from pipeline.workers import sockets
 from pipeline.workers.same_store import join
 from pipeline.workers.stack.child import STOP_S, Child, Rule, end, last_line
-from pipeline.workers.stack.data_dir import called, lock, outlive, write_state
+from pipeline.workers.stack.data_dir import lock, outlive, write_state
 from pipeline.workers.stack.intake_sockets import IntakeSockets
 from pipeline.workers.stack.limits import check_files
 from pipeline.workers.stack.private_redis import PrivateRedis

@@ -336,8 +336,53 @@ def test_a_key_does_what_its_scopes_and_workloads_allow(asked: Asked) -> None:
     hidden = next(line for line in asked.get("/lines?limit=9&workload=shop/db")["lines"])["record_id"]
     assert asked.ask(f"/api/v1/lines/{hidden}/context", key=narrow).status == 404
     assert "sees only shop/web" in asked.ask("/api/v1/status", key=narrow).json["detail"]
+    assert asked.ask("/api/v1/keys", key=operates).status == 403
+    assert asked.ask("/api/v1/backfills", key=narrow).status == 403
     for name in ("sends", "reads", "marks", "operates", "narrow"):
         assert asked.ask(f"/api/v1/keys/{name}", "DELETE").status == 200
+
+
+def test_a_key_of_some_workloads_marks_their_patterns_and_no_others(asked: Asked) -> None:
+    narrow = asked.new_key("marks-some", "mark", only=("shop/*",))
+    assert wait_until(lambda: asked.ask("/api/v1/rates", key=narrow).status == 200, timeout_s=5)
+
+    def mark(pattern: str, workload: str) -> Answer:
+        body = {"pattern": pattern, "state": "normal", "workload": workload}
+        return asked.ask("/api/v1/marks", "POST", key=narrow, body=body)
+
+    for workload in ("", "other"):
+        refused = mark("T1", workload)
+        assert refused.status == 404 and "marks patterns of shop/* alone" in refused.json["detail"]
+        assert asked.ask(f"/api/v1/marks/T1?workload={workload}", "DELETE", key=narrow).status in (400, 404)
+    assert asked.ask("/api/v1/marks/T1", "DELETE", key=narrow).status == 404
+    assert "such as T17" in mark("payment 1 failed", "shop/web").json["detail"]
+    made = mark("T1", "shop/web")
+    assert (made.status, made.json["workload"], made.json["by"], made.json["text"]) == (
+        201,
+        "shop/web",
+        "marks-some",
+        "",
+    )
+    (held,) = asked.get("/marks")["marks"]
+    assert held["template_id"] == 1 and held["text"]
+    (back,) = asked.ask("/api/v1/marks/T1?workload=shop/web", "DELETE", key=narrow).json
+    assert back["text"] == "" and asked.get("/marks")["marks"] == []
+    assert asked.ask("/api/v1/keys/marks-some", "DELETE").status == 200
+
+
+def test_a_parameter_that_a_route_does_not_have_is_refused(asked: Asked) -> None:
+    for path in (
+        "/units?sincee=1h",
+        "/events/log?typ=model.*",
+        "/gpu/jobs?limit=2",
+        "/lines?limt=5",
+        "/patterns?x=1",
+    ):
+        refused = asked.ask(f"/api/v1{path}")
+        name = path.partition("?")[2].partition("=")[0]
+        assert (refused.status, name in refused.json["detail"]) == (400, True), refused
+    assert "use by, limit, normal, since, until, workload" in asked.ask("/api/v1/units?a=b").json["detail"]
+    assert asked.ask("/api/v1/sessions?since=1h&until=2h").status == 400
 
 
 def test_pages_of_other_origins_and_other_hosts_are_refused(asked: Asked) -> None:
@@ -548,14 +593,19 @@ def both(
         "mark --list", "mark --list --json", "dead list", "dead list --json", "dead list --limit 2",
         "dead show d1", "dead show nothing", "senders", "senders --json",
         "gpu leases", "gpu tenants", "gpu usage", "gpu usage --json --since 2026-01-01",
-        "gpu usage --csv", "gpu jobs", "gpu jobs --json", "gpu models", "gpu models --json", "gpu logs nothing", "events --limit 3", "events --since 1h --type model.* --json", "events --since never",
+        "gpu usage --csv", "gpu jobs", "gpu jobs --json", "gpu models", "gpu models --json", "gpu logs nothing", "events --limit 3",
+        "health", "health nothing", "keys list", "keys list --json", "backfill --list", "backfill --list --json",
+        "rates --since 2026-01-01 --until 2026-11-30T23:00", "rates --json --since 2026-01-01 --until 2026-11-30T23:00 --workload shop/*",
+        "compare 2026-10-01..2026-11-30T23:00 --workload shop/*", "compare 2026-10-01..2026-11-30T23:00 --json --kind new",
+        "compare soon", "sessions", "sessions --since 2026-01-01 --until 2026-11-30T23:00 --json", "sessions --since 1h --until 2h",
+        "sessions payment --since 2026-01-01 --until 2026-11-30T23:00", "sessions line --json --limit 3 --since 2026-01-01 --until 2026-11-30T23:00", "events --since 1h --type model.* --json", "events --since never",
     ],
 )  # fmt: skip
 def test_a_verb_prints_the_same_through_the_api(both: tuple[Verb, Verb], verb: str) -> None:
     here, there = (run(*verb.split()) for run in both)
     # Any message of a pattern may be its sample.
     outs = [re.sub(r'"sample": .*', "", said.out) for said in (there, here)]
-    assert outs[0] == outs[1] and (there.code, there.err) == (here.code, here.err)
+    assert (outs[0], there.code, there.err) == (outs[1], here.code, here.err)
     assert here.out or here.code
 
 
@@ -573,7 +623,7 @@ def test_status_and_gpu_top_print_the_same_but_for_the_moment(both: tuple[Verb, 
 
 def test_a_verb_that_changes_things_says_that_it_works_on_the_machine(both: tuple[Verb, Verb]) -> None:
     for verb in ("train", "watch add a", "mark 1 normal", "dead retry all", "gpu release a --token 1", "up",
-                 "models rollback", "results files", "silence a --for 1h --why w"):  # fmt: skip
+                 "models rollback", "results files", "keys revoke a", "backfill s3://b/p", "export --csv a.csv", "silence a --for 1h --why w"):  # fmt: skip
         said = both[1](*verb.split())
         assert (said.code, "leave out --url" in said.err) == (2, True), said
 

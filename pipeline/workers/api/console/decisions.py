@@ -6,14 +6,13 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Depends, Form, Request
 from fastapi.responses import RedirectResponse, Response
 
-from pipeline.controller.watchlist import covers
-from pipeline.errors import BadInput, NotFound
+from pipeline.errors import BadInput
 from pipeline.marks.marks import Target
 from pipeline.service.access.keys import MARK
 from pipeline.service.handover.notes import add_note
 from pipeline.service.incident_decisions import decide_incident
 from pipeline.service.mark_target import Finder
-from pipeline.service.marks import put_mark, revoke_marks
+from pipeline.service.marks import check_marks_of, put_mark, revoke_marks
 from pipeline.service.questions import template_number
 from pipeline.service.values import Action
 from pipeline.units import listed
@@ -48,7 +47,7 @@ async def post_marks(
     api = api_of(request)
     wanted = [_target(one) for one in pattern]
     for _, workload in wanted:
-        _check_sees(visitor, workload)
+        check_marks_of(visitor.asker.only, workload, by=visitor.asker.name)
 
     def act() -> set[str]:
         """The states that were replaced, "" for none."""
@@ -123,12 +122,6 @@ async def post_note(
 def _target(text: str) -> tuple[int, str]:
     name, _, workload = text.partition(" ")
     return template_number(name, flag="the pattern"), workload
-
-
-def _check_sees(visitor: Visitor, workload: str) -> None:
-    only = visitor.asker.only
-    if only and not (workload and covers(only, workload)):
-        raise NotFound(f"the key {visitor.asker.name!r} marks patterns of {', '.join(only)} alone")
 
 
 def answer_change(

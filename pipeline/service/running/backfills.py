@@ -1,0 +1,12 @@
+"""Backfills, and how far they are."""
+
+import redis
+
+from pipeline.settings import Settings
+from pipeline.sources.backfill.plans import BackfillView, Plans
+
+
+def read_backfills(client: "redis.Redis", settings: Settings) -> list[BackfillView]:
+    """All that are remembered, the newest first. Raises RedisUnavailable."""
+    plans = Plans(client, settings)
+    return [view for name in plans.names() if (view := plans.view(name)) is not None]
