@@ -103,6 +103,15 @@ async def get_lines(request: Request, asker: Seeing, query: Annotated[LinesQuery
         cursor=query.cursor,
         only=asker.only,
     )
+    if rows:
+        return await rows_of_lines(request, asked, limit)
+    ask = partial(stored_lines, settings=api.settings, asked=asked)
+    return as_json(request, await api.stored(request, ask))
+
+
+async def rows_of_lines(request: Request, asked: LinesAsked, limit: int) -> Rows:
+    """Lines as NDJSON, `limit` at most, page by page as the client reads. Raises BadInput, AskRefused."""
+    api = api_of(request)
 
     async def page_of_lines(asked: LinesAsked) -> LinePage:
         return await api.stored(request, partial(stored_lines, settings=api.settings, asked=asked))
@@ -114,8 +123,7 @@ async def get_lines(request: Request, asker: Seeing, query: Annotated[LinesQuery
             left -= len(page.lines)
             yield page
 
-    first = await page_of_lines(asked)
-    return Rows(first, lambda page: page.lines, more, api.streams) if rows else as_json(request, first)
+    return Rows(await page_of_lines(asked), lambda page: page.lines, more, api.streams)
 
 
 @router.get("/lines/{record_id}/context", responses=answers_with(LinePage, "The line among its neighbours."))

@@ -321,6 +321,19 @@ def test_an_incident_is_found_marked_and_acknowledged_by_keys_alone_and_undone(
         page.check("#keys-on")
         keys.press("Escape")
         keys.press("/")
+        keys.type("comp")
+        keys.press("Escape")  # a field of search would only empty itself
+        assert page.locator("dialog[open]").count() == 0
+        keys.press("c")
+        page.wait_for_url("**/compare?a=*..*&b=*..*")
+        page.go_back()
+        page.goto(f"{page.url}?zone=Asia%2FTokyo")
+        assert page.inner_text("#zone") == "Asia/Tokyo"
+        first = page.locator(".lead time").first
+        assert first.inner_text()[-8:] != first.get_attribute("data-utc")[-8:]  # type: ignore[index]
+        keys.press("t")
+        assert "zone" not in page.url and page.inner_text("#zone") == "UTC"
+        keys.press("/")
         keys.type("compa")
         assert page.locator("#palette-hits a.on").get_attribute("aria-selected") == "true"
         assert page.get_attribute("#palette-text", "aria-activedescendant") == "hit-0"

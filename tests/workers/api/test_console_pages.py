@@ -51,6 +51,8 @@ SHOWN = "&lt;script&gt;alert(1)&lt;/script&gt;"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 TOKEN = re.compile(r'name="token" value="([0-9a-f]{32})"')
 NOW = datetime.now(UTC).replace(microsecond=0)
+LONG_AGO = NOW - timedelta(days=40)
+LIGHT = 160 * 1024  # bytes of a page without its scripts and styles, which are 36 KB when packed
 
 
 @dataclass(slots=True)
@@ -62,7 +64,7 @@ class Person:
 
     def see(self, path: str) -> tuple[int, str]:
         status, headers, body = self.console.ask(path, Cookie=self.cookie)
-        assert "unsafe" not in headers["content-security-policy"], path
+        assert "unsafe" not in headers.get("content-security-policy", "unsafe"), (path, status, body[-2_000:])
         return status, body.decode()
 
     def page(self, path: str) -> str:
@@ -143,6 +145,11 @@ def _fill(settings: Settings, client: "redis.Redis") -> None:
         for n in range(2_500)
     ]  # fmt: skip
     parquet_of(settings).write("older", pl.DataFrame(rows, schema=RESULT_SCHEMA))
+    heavy = [
+        row(n, "long", timestamp=LONG_AGO, workload=f"heavy/{n % 2}", template_id=1_000 + n, message=f"{n} <b>{'log text ' * 300}")
+        for n in range(345)
+    ]  # fmt: skip
+    parquet_of(settings).write("heavy", pl.DataFrame(heavy, schema=RESULT_SCHEMA))
     state = Incidents()
     at = NOW - timedelta(minutes=5)
     state.add(
@@ -281,6 +288,38 @@ def test_an_incident_takes_notes_of_people_and_leaves_as_markdown(place: Place, 
     found = body.decode()
     assert found.startswith(f"# Incident {name}\n") and "T1 has stopped" in found and "\x1b" not in found
     assert f"````text\n{text}\n````" in found and f"/incidents/{name}>" in found
+
+
+def test_pages_of_much_text_are_cut_with_links_to_the_rest(place: Place, local: Person) -> None:
+    span = f"since={LONG_AGO - timedelta(hours=1):%Y-%m-%dT%H:%M:%SZ}&until={LONG_AGO + timedelta(hours=1):%Y-%m-%dT%H:%M:%SZ}"
+    lines = local.page(f"/lines?{span}")
+    assert len(lines) < LIGHT and lines.count('<li class="line ') == 100
+    assert re.search("All 2,70[567] characters", lines) and "Long lines are cut after 750 characters" in lines
+    link = re.search(r'class="more" href="([^"]+)"', lines)
+    assert link and local.page(unescape(link[1])).count("log text") >= 300
+    when = span.replace("since=", "").replace("&until=", "..")
+    spans = f"a={when}&b={when}&workload=heavy/0&other=heavy/1"
+    found: set[str] = set()
+    for page in range(1, 7):
+        body = local.page(f"/compare?{spans}&all=true&page={page}")
+        assert len(body) < LIGHT and f"Page {page} of 6" in body
+        found |= set(re.findall(r"/patterns/(T1\d{3})", body))
+    assert len(found) == 345 and 'page=1#new">page 1</a>' in body
+
+
+def test_lines_of_a_filter_are_downloaded(place: Place, local: Person) -> None:
+    page = local.page("/lines?workload=shop/web&anomalous=false&since=6h")
+    link = re.search(r'href="(/lines\.ndjson[^"]*)" download', page)
+    assert link
+    for person, count in ((local, 1_250), (place.person("narrow-file", "read", only=("shop/db",)), 0)):
+        status, headers, body = place.console.ask(unescape(link[1]), Cookie=person.cookie)
+        assert (status, len(body.splitlines())) == (200, count)
+        assert headers["content-disposition"] == 'attachment; filename="lines.ndjson"'
+        assert headers["content-type"].startswith("application/x-ndjson")
+    assert place.console.ask("/lines.ndjson")[0] == 303
+    followed = local.page("/lines?follow=true&q=line")
+    assert 'data-live="status"' in followed and "data-tail" in followed
+    assert "data-tail" not in local.page("/lines?follow=true&since=2h&until=1h")
 
 
 def test_a_page_that_is_written_once_has_a_nonce_and_a_token_for_each(place: Place) -> None:

@@ -8,7 +8,7 @@ from fastapi.responses import Response
 
 from pipeline.records.batch import utc_now
 from pipeline.service.stored.compare import compare_stored, compared_sides
-from pipeline.service.stored.values import COMPARED_SPAN, ChangeKind
+from pipeline.service.stored.values import COMPARED_SPAN, ChangeKind, Difference
 from pipeline.workers.api.asking import api_of
 from pipeline.workers.api.console.asks import STORED_FRESH_S, newest_span, the_marks, workload_filter
 from pipeline.workers.api.console.doors import ConsoleRoute, sees
@@ -18,6 +18,7 @@ router: Final = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
 See = Annotated[Visitor, Depends(sees())]
 Text = Annotated[str, Query(max_length=200)]
 SHOWN: Final = 20  # of each kind: four of them stay below 200 KB
+PAGE: Final = 60  # differences of a page where all are asked for
 HEADS: Final = {
     ChangeKind.NEW: ("New", "In A, and not in B."),
     ChangeKind.GONE: ("Gone", "In B, and no longer in A."),
@@ -42,6 +43,7 @@ async def compare_page(
     workload: Text = "",
     other: Text = "",
     all: bool = False,
+    page: Annotated[int, Query(ge=1, le=10_000)] = 1,
 ) -> Response:
     """The patterns of A beside those of B, and how sure each difference is."""
     api, only = api_of(request), visitor.asker.only
@@ -59,13 +61,18 @@ async def compare_page(
         fresh_s=STORED_FRESH_S,
     )
     marks = await the_marks(request)
-    groups = []
+    groups: list[tuple[ChangeKind, str, str, list[Difference], int, int]] = []
     for kind, (head, text) in HEADS.items():
         rows = [one for one in found.differences if one.kind is kind]
-        groups.append((kind, head, text, rows if all else rows[:SHOWN], len(rows)))
+        # Pages go through the kinds one after the other.
+        before = sum(count for *_, count, _ in groups)
+        begin = (page - 1) * PAGE - before
+        shown = rows[max(0, begin) : max(0, begin + PAGE)] if all else rows[:SHOWN]
+        groups.append((kind, head, text, shown, len(rows), before // PAGE + 1))
     return render(
         request, visitor, "compare.html",
         found=found, groups=groups, marks=marks, a=a or COMPARED_SPAN, b=b, workload=workload, other=other,
-        across=bool(other), choices=CHOICES,
+        across=bool(other), choices=CHOICES, all=all, page=page,
+        last_page=max(1, -(-len(found.differences) // PAGE)),
         newest=None if sum(found.lines) else await newest_span(request, visitor),
     )  # fmt: skip

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
+from markupsafe import escape
+
 from pipeline.records.batch import utc_now
 from pipeline.report.text import clipped
 from pipeline.report.why import explain
@@ -15,6 +17,8 @@ from pipeline.service.values import Line
 from pipeline.units import chance, plural, visible
 
 MESSAGE: Final = 2_000  # characters of a message that are shown
+CUTS: Final = (MESSAGE, 1_200, 750, 500, 300, 150, 60)
+MESSAGES: Final = 80_000  # bytes of all messages of a page; 100 lines have as many of links and names
 _HOLE: Final = re.compile(r"<(?:\*|[A-Z][A-Z0-9_]*)>")  # `<*>` and the masks, `<IP>`
 _WORDS: Final = re.compile(r"“([^”]{1,200})”")
 _LEVELS: Final = {"fatal": 3, "critical": 3, "error": 3, "warning": 2}
@@ -132,9 +136,18 @@ def why_scored(line: Line) -> str:
     return f"{text[0].upper()}{text[1:]}.{rarity}"
 
 
-def message_pieces(line: Line) -> list[tuple[str, bool]]:
+def shown_chars(lines: Sequence[Line]) -> int:
+    """So many characters of each message keep a page of these lines below 200 KB."""
+
+    def weight(chars: int) -> int:
+        return sum(len(escape(clipped(line.message or "", chars)).encode()) for line in lines)
+
+    return next((chars for chars in CUTS if weight(chars) <= MESSAGES), CUTS[-1])
+
+
+def message_pieces(line: Line, chars: int = MESSAGE) -> list[tuple[str, bool]]:
     """A message in pieces, True for the words that its reasons name."""
-    text = clipped(line.message or "", MESSAGE)
+    text = clipped(line.message or "", chars)
     named = {word for match in _WORDS.finditer(why_scored(line)) if (word := match[1]) in text}
     if not named or not line.anomalous:
         return [(text, False)]

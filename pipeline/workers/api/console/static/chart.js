@@ -10,7 +10,7 @@ window.logweirCharts = (root) => {
     const band = (place.dataset.high || "").split(",").filter(Boolean).map(Number);
     const floor = (place.dataset.low || "").split(",").filter(Boolean).map(Number);
     const edge = { stroke: color("--soft"), width: 1, dash: [4, 4], points: { show: false }, paths: uPlot.paths.stepped({ align: 1 }) };
-    const zone = localStorage.getItem("logweir-zone") === "local" ? undefined : "UTC";
+    const zone = window.logweirZone();
     // As the pages write times: 24 hours, and the day before the month.
     const clock = (chart, splits, axis, space, step) => splits.map((at, n) => {
       const moment = new Date(at * 1e3), day = moment.toLocaleDateString("en-GB", { day: "numeric", month: "short", timeZone: zone });
@@ -37,7 +37,7 @@ window.logweirCharts = (root) => {
         { stroke: color("--soft"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") }, values: clock, space: 70 },
         { stroke: color("--soft"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") }, size: 60 },
       ],
-      tzDate: zone === undefined ? undefined : (at) => uPlot.tzDate(new Date(at * 1e3), "Etc/UTC"),
+      tzDate: (at) => uPlot.tzDate(new Date(at * 1e3), zone === "UTC" ? "Etc/UTC" : zone),
       series: [{}, { label: place.dataset.label, stroke: color("--accent"), fill: color("--blue-bg"), paths: uPlot.paths.bars({ size: [0.9, 60] }), points: { show: false } },
         ...(band.length ? [{ ...edge, label: "usual at most" }, { ...edge, label: "usual at least" }] : [])],
       bands: band.length ? [{ series: [2, 3], fill: color("--line") + "80" }] : [],

@@ -8,12 +8,16 @@
   // Live: the stream carries names of changes alone; a page that shows such a thing asks for itself again.
   let stream = null, retry = null, waiting = false;
   const wanted = () => (document.body.dataset.live || "").split(" ").filter(Boolean);
+  // Lines that follow stand still for somebody who reads further down, or has chosen one.
+  let missed = false;
+  const stopped = () => { missed = Boolean($("#live[data-tail]") && (scrollY > 300 || current())); return missed; };
+  addEventListener("scroll", () => { if (missed && scrollY <= 300) { missed = false; refresh(); } }, { passive: true });
   const refresh = async () => {
     if (waiting || document.hidden || !$("#live")) return;
     waiting = true;
     await new Promise((done) => setTimeout(done, 150 + Math.random() * 350));
     waiting = false;
-    if ($$("#live input[type=checkbox]:checked").length || $("#live details[open]")) return;
+    if ($$("#live input[type=checkbox]:checked").length || $("#live details[open]") || stopped()) return;
     const before = $$("#live .card.incident").length, y = scrollY;
     const at = document.activeElement, inside = at.closest("#live"), row = at.closest("[data-row]:not(#live)"), words = at.textContent;
     try {
@@ -44,21 +48,40 @@
   });
   document.addEventListener("lw-changed", refresh);
 
-  // Times: UTC as the server writes them, or the reader's zone.
-  const local = () => localStorage.getItem("logweir-zone") === "local";
+  // Times: UTC as the server writes them, or a zone. The address names it, so that a link shows the same times.
+  const own = () => Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC";
+  const known = (name) => { try { new Intl.DateTimeFormat("en", { timeZone: name }); return name; } catch { return "UTC"; } };
+  const zone = () => {
+    const asked = new URLSearchParams(location.search).get("zone");
+    if (asked !== null) return known(asked);
+    return localStorage.getItem("logweir-zone") === "local" ? own() : "UTC";
+  };
+  window.logweirZone = zone;  // charts write times, too
+  const named = (name) => {
+    const address = new URL(location.href);
+    if (name === "UTC") address.searchParams.delete("zone"); else address.searchParams.set("zone", name);
+    history.replaceState(history.state, "", address);
+  };
   const zones = (root) => {
-    const button = $("#zone");
-    if (button) button.textContent = local() ? "Local time" : "UTC";
+    const button = $("#zone"), there = zone();
+    if (button) button.textContent = there.replaceAll("_", " ");
     for (const time of $$("time[datetime]", root)) {
       time.dataset.utc ??= time.textContent;
       if (!/\d\d:\d\d:\d\d/.test(time.dataset.utc)) continue;
       const at = new Date(time.dateTime);
-      const day = at.toDateString() === new Date().toDateString() ? {} : { day: "numeric", month: "short" };
-      time.textContent = local() ? at.toLocaleString([], { ...day, hour: "2-digit", minute: "2-digit", second: "2-digit" }) : time.dataset.utc;
+      const date = (moment) => moment.toLocaleDateString("en", { timeZone: there });
+      const day = date(at) === date(new Date()) ? {} : { day: "numeric", month: "short" };
+      time.textContent = there !== "UTC" ? at.toLocaleString([], { ...day, timeZone: there, hour: "2-digit", minute: "2-digit", second: "2-digit" }) : time.dataset.utc;
     }
   };
   const dress = (root) => { zones(root); window.logweirCharts?.(root); };
-  const switchZone = () => { localStorage.setItem("logweir-zone", local() ? "utc" : "local"); dress(document); };
+  const switchZone = () => {
+    const next = zone() === "UTC" ? own() : "UTC";
+    localStorage.setItem("logweir-zone", next === "UTC" ? "utc" : "local");
+    named(next);
+    dress(document);
+  };
+  document.addEventListener("formdata", (event) => { if (event.target.matches(".filters") && zone() !== "UTC") event.formData.set("zone", zone()); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dress(document));
 
   // Notes go by themselves after ten seconds, unless somebody reads them.
@@ -106,6 +129,7 @@
   document.addEventListener("keydown", (event) => {
     const typing = event.target.closest("input, textarea, select, dialog[open]");
     if ((event.metaKey || event.ctrlKey) && event.key === "k") { event.preventDefault(); openPalette(); return; }
+    if (event.key === "Escape") { leave(event); return; }
     if (typing || keysOff() || event.metaKey || event.ctrlKey || event.altKey) return;
     const key = event.key;
     if (marking && Date.now() - marking < 1500 && (key === "n" || key === "a")) {
@@ -118,11 +142,22 @@
       "/": openPalette, j: () => move(1), k: () => move(-1), x: () => $("input[type=checkbox]", current() || document)?.click(),
       t: switchZone, "?": () => $("#help")?.showModal(), m: () => { marking = Date.now(); },
       u: () => $$("[data-undo]").at(-1)?.click(), a: () => press("a", current()?.matches(".incident") ? current() : $(".head")),
-      r: () => press("r"), s: () => press("s"), o: () => press("o"),
+      c: () => location.assign($("[data-compare]")?.href ?? "/compare"), y: copyLink, r: () => press("r"), s: () => press("s"), o: () => press("o"),
       Enter: () => current() && !event.target.closest("a, button") && $("[data-open]", current())?.click(),
     }[key];
     if (does) { does(); if (key !== "Enter") event.preventDefault(); }
   });
+  // A text field of search would only empty itself.
+  const leave = (event) => {
+    const open = $("dialog[open]");
+    if (open) { event.preventDefault(); open.close(); return; }
+    if (event.target.closest("input, textarea, select")) return;
+    $(".top.open .menu")?.click();
+    const row = current();
+    if (row) { row.classList.remove("on"); row.blur(); if (missed) refresh(); }
+  };
+  const copied = (button, words) => { const write = navigator.clipboard?.writeText(words); write?.then(() => { say("copied"); if (button) button.textContent = "Copied"; }, () => say("not copied")); if (!write) say("this browser copies only over https"); };
+  const copyLink = () => { const link = current() && $("a[data-open]", current()); copied(link ? null : $("[data-copy-link]"), link ? link.href : location.href); };
   const markCurrent = (key) => {
     const row = current();
     const button = row && $(`.mark button[data-mark="${key}"]`, row);
@@ -136,13 +171,13 @@
   };
 
   document.addEventListener("click", (event) => {
-    const target = event.target.closest("[data-close], [data-copy], #theme, #zone, #find, #open-help, .menu");
+    const target = event.target.closest("[data-close], [data-copy], [data-copy-link], #theme, #zone, #find, #open-help, .menu");
     if (!target) return;
     if (target.matches("[data-close]")) away(target.closest("[data-toast]"));
     else if (target.matches("[data-copy]")) {
-      navigator.clipboard?.writeText($(target.dataset.copy).textContent).then(() => say("copied"));
-      target.textContent = "Copied";
-    } else if (target.id === "theme") {
+      copied(target, $(target.dataset.copy).textContent);
+    } else if (target.matches("[data-copy-link]")) copied(target, location.href);
+    else if (target.id === "theme") {
       const dark = document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
       const next = dark === "dark" ? "light" : "dark";
       document.documentElement.dataset.theme = next;
@@ -199,6 +234,7 @@
     if (event.key === "Enter") { event.preventDefault(); all[at]?.click(); }
   });
 
+  if (zone() !== "UTC") named(zone());
   dress(document);
   follow();
   $("#here")?.scrollIntoView({ block: "center" });
