@@ -15,6 +15,7 @@ import redis
 from fastapi import Request
 
 from pipeline.service.access.keys import SenderKeys
+from pipeline.service.running.progress import ProgressWatch
 from pipeline.settings import Settings
 from pipeline.sinks.answers.answers import Answers
 from pipeline.sinks.answers.choose import answers_of
@@ -48,6 +49,7 @@ class Api:
         self.feed = ChangeFeed(client, settings)
         self.events = EventFeed(client, settings)
         self.shared = SharedAnswers()
+        self.watch = ProgressWatch()
         self.streams = asyncio.Semaphore(STREAMS)
         self._threads = ThreadPoolExecutor(REDIS_THREADS, thread_name_prefix="api")
         self._engine_threads = ThreadPoolExecutor(ENGINES, thread_name_prefix="api-engine")

@@ -38,6 +38,8 @@ from pipeline.service.senders import SenderCounts, SentBy
 from pipeline.service.values import WorkloadRate
 from pipeline.settings import Settings
 from pipeline.sinks.choose import parquet_of
+from pipeline.sources.backfill.pieces import BackfillPlan, Piece
+from pipeline.sources.backfill.plans import EndPieceArgs, Plans
 from pipeline.watching.incidents.live import IncidentEvent, Incidents
 from pipeline.watching.rates.rates import Rates
 from pipeline.watching.sessions.model import SessionModel, dump
@@ -177,6 +179,34 @@ def _fill(settings: Settings, client: "redis.Redis") -> None:
         counts.heard(SentBy(protocol="loki", key="web", peer=peer), lines=lines, refused=not lines)
     counts.heard(SentBy(protocol="loki", key="", peer="10.0.0.10"), lines=9)
     counts.push(client, settings)
+    put_backfills(settings, client)
+    keys = Ledger(client, settings).keys
+    client.sadd(keys.workloads, "sent/now")
+    client.hset(keys.totals("sent/now"), mapping={"accepted": 2_000, "stored": 1_500})
+
+
+def put_backfills(settings: Settings, client: "redis.Redis") -> None:
+    """One of which half of the bytes is read, one that is complete, and one that is still listed."""
+    plans = Plans(client, settings)
+    for name, ended, planned in (("half", 1, True), ("whole", 2, True), ("listed", 0, False)):
+        plans.begin(BackfillPlan(name=name, place=f"s3://logs/{name}"), parallel=1)
+        pieces = [
+            Piece(name="a.log", identity="i", size=400, changed=0.0, begin=begin, end=end, whole=False)
+            for begin, end in ((0, 200), (200, 400))
+        ]
+        assert list(plans.add(name, [(pieces[0].object, pieces)])) == ["new"]
+        if planned:
+            plans.planned(name)
+        lease = plans.leases.request(plans.resource(name, "0"), "reader")
+        assert lease is not None
+        for _ in range(ended):
+            taken = plans.take(name, "0", lease)
+            assert taken is not None
+            args = EndPieceArgs(
+                piece_id=taken.piece_id, slot="0", fate="done", lines=7, bytes=taken.piece.bytes
+            )
+            plans.finish(name, lease, args)
+        plans.leases.release(lease)
 
 
 def put_dead_batches(place: Place, *ids: str) -> None:
@@ -213,7 +243,7 @@ def put_dead_batches(place: Place, *ids: str) -> None:
         ("/learning/rollback", (f"Go back to {ONE}?", f"<b>{TWO}</b> answers now")),
         ("/learning/trainings", ('id="trainings"',)),
         ("/pipeline", ('id="senders"', "10.0.0.7", "Heartbeat", "every batch could be processed")),
-        ("/pipeline/moving", ("On their way", "10.0.0.7")),
+        ("/pipeline/moving", ("On their way", "10.0.0.7", "reading 50 %", 'value="50.0"', "1 of 2", "no reader is at work", "complete", "its size is not known yet", "2,000 lines accepted so far, 500 on their way")),
         ("/pipeline/discard", ("There are no dead letters",)),
         ("/gpu", ("Made-up 16", "No lease lives", "Nobody waits", "logweir", "No lease has ended")),
         ("/gpu/now", ("Made-up 16",)),

@@ -1,5 +1,6 @@
 """Pipeline: senders, stages and queues, workers, dead letters, disk and retention."""
 
+import time
 from functools import partial
 from typing import Annotated, Any, Final, Literal
 
@@ -9,6 +10,8 @@ from fastapi.responses import Response
 from pipeline.records.batch import utc_now
 from pipeline.service.access.keys import OPERATE
 from pipeline.service.dead_letters import SHOWN, read_dead_batch, read_dead_letters
+from pipeline.service.running.backfills import read_backfills
+from pipeline.service.running.progress import BackfillProgress, SendProgress
 from pipeline.service.senders import has_fallen_silent, read_senders
 from pipeline.service.status import read_disk, read_queues
 from pipeline.workers.api.asking import api_of
@@ -23,6 +26,8 @@ Operator = Annotated[Visitor, Depends(sees(OPERATE, whole=True))]
 LETTERS: Final = 20
 SENDERS: Final = 60
 PARTITIONS: Final = 60
+BACKFILLS: Final = 12
+PROGRESS_S: Final = 2.0  # the estimates of all open pages come from one look
 STAGES: Final = (
     ("ingest", "cut into records"),
     ("drain", "masked, and given a template"),
@@ -81,8 +86,11 @@ async def _moving(request: Request) -> dict[str, Any]:
     senders = await api.shared.ask("senders", partial(api.facts, read_senders, api.client, api.settings))
     queues = await api.shared.ask("queues", partial(api.facts, read_queues, api.client, api.settings))
     kafka = await api.shared.ask("kafka", partial(api.facts, stored_partitions, api.client, api.settings))
+    backfills, sends = await api.shared.ask("progress", partial(_progress, request), fresh_s=PROGRESS_S)
     return {
         "status": status,
+        "backfills": backfills,
+        "sends": sends,
         "senders": senders[:SENDERS],
         "more_senders": max(0, len(senders) - SENDERS),
         "silent": {(one.protocol, one.key, one.peer) for one in senders if has_fallen_silent(one, now)},
@@ -92,3 +100,11 @@ async def _moving(request: Request) -> dict[str, Any]:
         "stages": STAGES,
         "now_ms": now.timestamp() * 1000,
     }
+
+
+async def _progress(request: Request) -> tuple[list[BackfillProgress], list[SendProgress]]:
+    api = api_of(request)
+    views = await api.facts(read_backfills, api.client, api.settings, BACKFILLS)
+    status = await the_status(request)
+    now = time.monotonic()
+    return api.watch.backfills(views, now), api.watch.sends(status.workloads, now)
