@@ -553,14 +553,15 @@ def test_an_incident_of_two_workloads_says_where_it_likely_began(place: Place, l
         ]
     )  # fmt: skip
     key, (incident,) = Keys(place.settings.redis.key_prefix).watching("incidents"), state.all()
-    before = cast("bytes", place.client.get(key))
+    before, path = cast("bytes", place.client.get(key)), f"/incidents/{incident.id}"
     try:
         place.client.set(key, state.pack())
-        # Pages share a list of incidents for half a second.
-        assert wait_until(lambda: local.status_of(f"/incidents/{incident.id}") == 200, timeout_s=5)
-        body = local.page(f"/incidents/{incident.id}")
+        # Pages share what they know of incidents for half a second.
+        assert wait_until(lambda: local.status_of(path) == 200, timeout_s=5)
+        body = local.page(path)
     finally:
         place.client.set(key, before)  # all tests here share one place
+        assert wait_until(lambda: local.status_of(path) == 404, timeout_s=5)
     assert "<h2>Likely began in shop/db</h2>" in body and "Likely first:" not in body
     assert "<b>shop/db</b>: its first cause came first" in body
 
