@@ -117,7 +117,7 @@ def stored_patterns(
             until=asked.until,
             against=asked.other,
             workloads=chosen_names(answers, asked.workload, asked.only),
-            template_ids=None if asked.template_id is None else (asked.template_id,),
+            template_ids=asked.among if asked.template_id is None else (asked.template_id,),
             anomalous=asked.anomalous,
             order=asked.order,
             limit=skipped + asked.limit + 1,

@@ -16,6 +16,7 @@ from pipeline.units import span, time_of
 MAX_TEXT: Final = 2_000  # characters of a text that is looked for
 MAX_SPAN: Final = timedelta(days=3_660)
 BUCKETS: Final = 24  # of a trend
+MOST_AMONG: Final = 5_000  # templates that a question names
 ROUNDED: Final = timedelta(hours=3)
 _BUCKET: Final = timedelta(minutes=5)  # of the finest counts
 _MIDNIGHT: Final = datetime(2020, 1, 1, tzinfo=UTC)
@@ -59,13 +60,15 @@ class LinesAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatternsAsked:
-    """The patterns of [since, until), beside the span of the same length that begins at `against`."""
+    """The patterns of [since, until), beside the span of the same length that begins at `against`. `among`:
+    no other templates than these."""
 
     since: datetime
     until: datetime
     against: datetime | None = None  # None: the span before
     workload: str | None = None
     template_id: int | None = None
+    among: tuple[int, ...] | None = None
     anomalous: bool = False
     order: PatternOrder = "count"
     limit: int = 30
@@ -81,6 +84,10 @@ class PatternsAsked:
             )
         if self.until - self.since > MAX_SPAN:
             raise BadInput(f"the span is longer than {MAX_SPAN.days:,} days; ask for a shorter one")
+        if self.among is not None and len(self.among) > MOST_AMONG:
+            raise BadInput(
+                f"{len(self.among):,} patterns are of this kind; that is too many to filter, leave the filter out"
+            )
         if self.order not in get_args(PatternOrder):
             raise BadInput(f"order {self.order!r} is none; use {', '.join(get_args(PatternOrder))}")
         try:
@@ -100,7 +107,7 @@ class PatternsAsked:
     @property
     def filters(self) -> tuple[object, ...]:
         """All but the page and the span: a cursor brings its own."""
-        return self.workload, self.template_id, self.anomalous, self.order, self.only
+        return self.workload, self.template_id, self.among, self.anomalous, self.order, self.only
 
     def with_span(self, since: datetime, until: datetime, against: datetime) -> Self:
         """The same question about another span."""

@@ -52,7 +52,8 @@ def code_span(text: str) -> str:
     """The text as inline code on one line, with more backticks around it than it has in a row."""
     text = one_line(clipped(text, CHARS)).strip()
     ticks = "`" * (_longest(text) + 1)
-    return f"{ticks} {text} {ticks}"
+    pad = " " if "`" in text or not text else ""
+    return f"{ticks}{pad}{text}{pad}{ticks}"
 
 
 def fence(lines: Sequence[str]) -> str:

@@ -6,19 +6,25 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
 
+import polars as pl
 import pytest
+from answers_contract import row
 from axe_playwright_python.base import AXE_SCRIPT
-from console_process import OBEYED, PLAIN, Console, running_console
+from console_process import OBEYED, PLAIN, TEMPLATE, Console, running_console
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 from polling import wait_until
 
+from pipeline.records.schema import RESULT_SCHEMA
+from pipeline.redis.keys import Keys
 from pipeline.service.access.keys import SenderKeys
 from pipeline.service.incident_states import read_decisions
 from pipeline.service.marks import read_marks
+from pipeline.sinks.choose import parquet_of
 
 _BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
@@ -359,6 +365,28 @@ def test_an_open_page_shows_a_new_incident_without_a_reload_and_without_jumping(
         assert time.monotonic() - began < LIVE_MS / 1000
         assert page.evaluate("() => [window.kept, scrollY]") == [1, place]
         assert wait_until(lambda: "1 new incident" in page.inner_text("#said"), timeout_s=2)
+    assert not troubles, "\n".join(troubles)
+
+
+def test_lines_follow_until_somebody_reads_on(console: Console, visit: BrowserContext) -> None:
+    troubles: list[str] = []
+
+    def store(text: str) -> None:
+        now = datetime.now(UTC)
+        rows = [row(0, text, timestamp=now, workload="shop/new", message=text, template_id=TEMPLATE)]
+        parquet_of(console.settings).write(text, pl.DataFrame(rows, schema=RESULT_SCHEMA))
+        console.redis.hincrby(Keys(console.settings.redis.key_prefix).counts, "stored", 1)
+
+    with opened(visit, f"{console.url}/lines?since=6h&follow=true", troubles) as page:
+        page.wait_for_timeout(1_100)  # the stream has begun
+        store("first-that-comes")
+        page.wait_for_selector("li.line:has-text('first-that-comes')", timeout=LIVE_MS)
+        page.keyboard.press("j")
+        store("second-that-comes")
+        page.wait_for_timeout(2_000)
+        assert page.locator("li.line:has-text('second-that-comes')").count() == 0
+        page.keyboard.press("Escape")
+        page.wait_for_selector("li.line:has-text('second-that-comes')", timeout=LIVE_MS)
     assert not troubles, "\n".join(troubles)
 
 

@@ -308,8 +308,6 @@ def test_an_incident_takes_notes_of_people_and_leaves_as_markdown(place: Place, 
     assert local.do(snooze, ("lasts", "1d"), ("more", "7"))[0] == 303
     assert ", or 12 lines" in local.page(f"/incidents/{name}")  # it has five
     assert local.do(f"/do/incident/{name}/reopen")[0] == 303
-    reader = place.person("reads-notes", "read")
-    assert 'id="write"' not in reader.page(f"/incidents/{name}") and reader.do(path, ("text", "n"))[0] == 403
     other = place.person("other", "mark", only=("other/*",))
     assert other.do(path, ("text", "n"))[0] == other.status_of(f"/incidents/{name}/incident.md") == 404
     status, headers, body = place.console.ask(f"/incidents/{name}/incident.md", Cookie=local.cookie)
@@ -350,6 +348,25 @@ def test_lines_of_a_filter_are_downloaded(place: Place, local: Person) -> None:
     followed = local.page("/lines?follow=true&q=line")
     assert 'data-live="status"' in followed and "data-tail" in followed
     assert "data-tail" not in local.page("/lines?follow=true&since=2h&until=1h")
+
+
+def test_patterns_are_filtered_by_level_and_by_mark(place: Place, local: Person) -> None:
+    def shown(filters: str) -> set[str]:
+        page = local.page(f"/patterns?since=6h&{filters}")
+        return set(re.findall(r'name="pattern" value="(T\d+ [^"]+)"', page))
+
+    keys, all_of_them = Keys(place.settings.redis.key_prefix), shown("")
+    for number in (1, 2):
+        text = pack_template(Template(template_id=number, text="a", severe=number == 2, workload="shop/web"))
+        place.client.hset(keys.templates, str(number), text)
+    assert shown("level=error") == {one for one in all_of_them if one.startswith("T2 ")} != all_of_them
+    assert shown("marked=marked") == set()
+    assert local.do("/do/mark", ("pattern", "T1 shop/web"), ("state", "normal"))[0] == 303
+    assert shown("marked=marked") == shown("marked=normal") == {"T1 shop/web"}
+    assert shown("marked=anomalous") == shown("marked=normal&level=error") == set()
+    assert shown("marked=unmarked") == all_of_them - {"T1 shop/web"}
+    assert local.do("/do/mark", ("pattern", "T1 shop/web"), ("state", ""))[0] == 303
+    place.client.delete(keys.templates)
 
 
 def test_a_page_that_is_written_once_has_a_nonce_and_a_token_for_each(place: Place) -> None:
@@ -402,7 +419,7 @@ def test_scopes_decide_what_is_seen_and_done(place: Place) -> None:
     assert reads.see("/learning/rollback")[0] == reads.see("/send/revoke?name=reads")[0] == 403
     forms = (
         ("/do/training", ()), ("/do/model/rollback", ()), ("/do/model/promote", (("version", ONE),)),
-        ("/do/watch", (("action", "add"), ("pattern", "a"))), ("/do/unmark", (("target", "T1"),)),
+        ("/do/watch", (("action", "add"), ("pattern", "a"))), ("/do/unmark", (("target", "T1"),)), ("/do/note/a", (("text", "n"),)),
         ("/do/dead/retry", (("batch", "all"),)), ("/do/key", (("name", "x"), ("scope", "admin"))),
         ("/do/key/revoke", (("name", "reads"),)),
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """Patterns: the templates of workloads by frequency, beside another span; and one with all that is known."""
 
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -28,11 +28,29 @@ from pipeline.workers.api.console.views import Visitor, render
 
 router: Final = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
 See = Annotated[Visitor, Depends(sees())]
+Marked = Literal["", "marked", "normal", "anomalous", "unmarked"]
 Order = Literal["count", "change", "new", "less"]
 PAGE: Final = 50
 SAMPLES: Final = 8
 VALUED: Final = 500  # lines whose variables are counted
 TREND: Final = 120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatternKinds:
+    """The patterns that the page shows. `level`: "error" for those of error-like lines, which never share a
+    template with others."""
+
+    anomalous: bool
+    level: str
+    marked: Marked
+
+
+def pattern_kinds(
+    anomalous: bool = False, level: Literal["", "error"] = "", marked: Marked = ""
+) -> PatternKinds:
+    """The parameters of the page that choose kinds."""
+    return PatternKinds(anomalous=anomalous, level=level, marked=marked)
 
 
 @router.get("/patterns")
@@ -44,31 +62,34 @@ async def patterns_page(
     until: Annotated[str | None, Query(max_length=40)] = None,
     against: Annotated[str | None, Query(max_length=40)] = None,
     workload: Annotated[str, Query(max_length=200)] = "",
-    anomalous: bool = False,
+    kinds: Annotated[PatternKinds, Depends(pattern_kinds)],
     order: Order = "count",
     cursor: Annotated[str | None, Query(max_length=2_000)] = None,
 ) -> Response:
     """The frequency of patterns, beside the span before or another one."""
-    span = span_of(since, until)
+    span, marks = span_of(since, until), await the_marks(request)
+    among = await _among(request, kinds, marks)
     asked = PatternsAsked(
         since=span.since,
         until=span.until,
         against=asked_moment(against, span.until, flag="against"),
         workload=await workload_filter(request, workload),
-        anomalous=anomalous,
+        among=among,
+        anomalous=kinds.anomalous,
         order=order,
         limit=PAGE,
         buckets=24,
         cursor=cursor,
         only=visitor.asker.only,
     )
-    question = (visitor.asker.only, span.text, against, workload, anomalous, order, cursor)
+    question = (visitor.asker.only, span.text, against, workload, among, kinds.anomalous, order, cursor)
     page = await some_patterns(request, asked, question=question)
-    marks = await the_marks(request)
+    rows = [(one, mark_of(one, marks)) for one in page.patterns]
+    shown = [(one, mark) for one, mark in rows if _is_marked(mark, kinds.marked)]
     return render(
         request, visitor, "patterns.html",
-        page=page, rows=[(one, mark_of(one, marks)) for one in page.patterns], since=since, workload=workload,
-        anomalous=anomalous, order=order, against=against or "", until=until or "",
+        page=page, rows=shown, left_out=len(rows) - len(shown), since=since, workload=workload,
+        **asdict(kinds), order=order, against=against or "", until=until or "",
         earlier=any(one.before for one in page.patterns),
         newest=None if page.patterns else await newest_span(request, visitor, span),
     )  # fmt: skip
@@ -125,6 +146,33 @@ async def template_page(
         incidents=incidents[:20], trend=_trend(page.patterns), span=span, states=IncidentState,
         everywhere=marks.get((number, "")),
     )  # fmt: skip
+
+
+async def _among(
+    request: Request, kinds: PatternKinds, marks: dict[tuple[int, str], MarkView]
+) -> tuple[int, ...] | None:
+    """The templates that these filters leave, None for all."""
+    found: set[int] | None = None
+    if kinds.level:
+        api = api_of(request)
+        texts = await api.facts(read_templates, api.client, Keys(api.settings.redis.key_prefix))
+        found = {one.template_id for one in texts if one.severe}
+    if kinds.marked and kinds.marked != "unmarked":
+        of_kind = {number for (number, _), mark in marks.items() if _is_marked(mark, kinds.marked)}
+        found = of_kind if found is None else found & of_kind
+    return None if found is None else tuple(sorted(found))
+
+
+def _is_marked(mark: MarkView | None, wanted: Marked) -> bool:
+    match wanted:
+        case "":
+            return True
+        case "unmarked":
+            return mark is None
+        case "marked":
+            return mark is not None
+        case _:
+            return mark is not None and mark.state == wanted
 
 
 def mark_of(one: PatternCount, marks: dict[tuple[int, str], MarkView]) -> MarkView | None:
