@@ -144,6 +144,15 @@ def print_json(data: Mapping[str, Any] | list[Any]) -> None:
     sys.stdout.write("\n")
 
 
+def print_outcome(args: argparse.Namespace, facts: Mapping[str, Any], words: str) -> int:
+    """What a verb did: these facts for `--json`, else these words. Gives exit code 0."""
+    if args.json:
+        print_json(facts)
+    else:
+        out().print(printable(words), markup=False, soft_wrap=True)
+    return 0
+
+
 def _plain(value: object) -> str:
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 

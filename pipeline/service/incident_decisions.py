@@ -79,14 +79,7 @@ def decide_incident(
         until=None if decision is None else decision.until, why=why,
         until_count=None if decision is None else decision.until_count,
     )  # fmt: skip
-    state = incident_state(
-        decision,
-        now,
-        goes_on=incident.open,
-        last=incident.last,
-        workloads=incident.workloads,
-        count=incident.count,
-    )
+    state = incident_state(decision, now, incident)
     cover = SilenceCover(read_silences(client, settings, now), now)
     state, silenced_by = cover.state_of(state, incident.causes)
     return replace(incident, state=state, decision=decision, silences=silenced_by)

@@ -8,7 +8,7 @@ was stored late does not undo a decision that was made of a later moment.
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 import redis
 
@@ -18,30 +18,39 @@ from pipeline.service.values import Decision, IncidentState
 from pipeline.settings import Settings
 
 
+class Judged(Protocol):
+    """What of an incident its state depends on. `count`: of its lines."""
+
+    @property
+    def open(self) -> bool: ...
+    @property
+    def last(self) -> datetime: ...
+    @property
+    def workloads(self) -> Sequence[str]: ...
+    @property
+    def count(self) -> int: ...
+
+
 def incident_state(
     decision: Decision | None,
     now: datetime,
-    *,
-    goes_on: bool,
-    last: datetime,
-    workloads: Sequence[str],
-    count: int,
+    incident: Judged,
 ) -> IncidentState:
-    """The state at one moment of an incident with these facts. `count`: of its lines.
+    """The state of an incident at one moment.
 
     A snooze ends at its time, after so many more lines, or when the incident reaches another workload."""
-    undecided = IncidentState.OPEN if goes_on else IncidentState.ENDED
+    undecided = IncidentState.OPEN if incident.open else IncidentState.ENDED
     if decision is None:
         return undecided
     match decision.state:
-        case IncidentState.RESOLVED if last > decision.last_seen:
+        case IncidentState.RESOLVED if incident.last > decision.last_seen:
             return IncidentState.REGRESSED
         case IncidentState.SNOOZED:
             over = decision.until is not None and now >= decision.until
-            over = over or (decision.until_count is not None and count >= decision.until_count)
-            spread = not set(workloads) <= set(decision.workloads)
+            over = over or (decision.until_count is not None and incident.count >= decision.until_count)
+            spread = not set(incident.workloads) <= set(decision.workloads)
             return undecided if over or spread else IncidentState.SNOOZED
-        case IncidentState.ACKNOWLEDGED if not goes_on:
+        case IncidentState.ACKNOWLEDGED if not incident.open:
             return IncidentState.ENDED
         case _:
             return decision.state

@@ -97,14 +97,7 @@ def incident_view(
     """An incident for programs; `only`: workloads that may be named."""
     origins = [one for one in incident.origins if not only or covers(only, one.workload)]
     causes = [CauseView(**asdict(cause), mark=_mark(cause)) for cause in incident.causes]
-    state = incident_state(
-        decision,
-        now,
-        goes_on=incident.open,
-        last=incident.last,
-        workloads=incident.workloads,
-        count=incident.count,
-    )
+    state = incident_state(decision, now, incident)
     state, silenced_by = cover.state_of(state, causes)
     return IncidentView(
         id=incident.id,

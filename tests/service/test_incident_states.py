@@ -47,13 +47,7 @@ class Kept:
 
     def state_at(self, now: datetime = NOW) -> IncidentState:
         decided = read_decisions(self.client, self.settings)
-        return state_of_view(self.one, decided.get(self.one.id), now)
-
-
-def state_of_view(view: IncidentView, decision: Decision | None, now: datetime) -> IncidentState:
-    return incident_state(
-        decision, now, goes_on=view.open, last=view.last, workloads=view.workloads, count=view.count
-    )
+        return incident_state(decided.get(self.one.id), now, self.one)
 
 
 @pytest.fixture
@@ -139,13 +133,13 @@ def test_a_snooze_ends_after_so_many_more_lines(kept: Kept) -> None:
 def test_an_incident_ends_unless_somebody_resolved_it(kept: Kept) -> None:
     view = kept.one
     ended = IncidentView(**{name: getattr(view, name) for name in view.__slots__} | {"open": False})
-    assert state_of_view(ended, None, NOW) == "ended"
+    assert incident_state(None, NOW, ended) == "ended"
     for action, state in (
         (Action.ACKNOWLEDGE, "ended"),
         (Action.RESOLVE, "resolved"),
         (Action.SNOOZE, "snoozed"),
     ):
-        assert state_of_view(ended, kept.decide(action), NOW) == state
+        assert incident_state(kept.decide(action), NOW, ended) == state
 
 
 def test_a_step_that_cannot_be_taken_says_why(kept: Kept) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from rich.table import Table
 
-from pipeline.commands.common import cell, out, print_json, printable
+from pipeline.commands.common import cell, out, print_json, print_outcome
 from pipeline.errors import BadInput
 from pipeline.gpu.policy.fairness import is_name
 from pipeline.gpu.pool import Pool
@@ -35,7 +35,7 @@ def main(args: argparse.Namespace, pool: Pool, settings: Settings) -> int:
     removed = remove_model(pool.client, settings, args.tenant, name, args.version, by=user_of_machine())
     words = f"{name}: {plural(len(removed), 'version')} removed; nodes unload within seconds"
     facts = {"removed": name, "tenant": args.tenant, "versions": [one.version for one in removed]}
-    return _report(args, facts, words)
+    return print_outcome(args, facts, words)
 
 
 def _put(args: argparse.Namespace, name: str, pool: Pool, settings: Settings) -> int:
@@ -65,7 +65,7 @@ def _put(args: argparse.Namespace, name: str, pool: Pool, settings: Settings) ->
         "memory_mib": new.memory_mib,
         "removed": [one.version for one in old],
     }
-    return _report(args, facts, words)
+    return print_outcome(args, facts, words)
 
 
 def _memory_mib(text: str | None, path: Path) -> int:
@@ -106,12 +106,4 @@ def show_served(args: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> 
         )
         table.add_row(*map(cell, words))
     console.print(table)
-    return 0
-
-
-def _report(args: argparse.Namespace, facts: dict[str, Any], words: str) -> int:
-    if args.json:
-        print_json(facts)
-    else:
-        out().print(printable(words), markup=False, soft_wrap=True)
     return 0

@@ -10,6 +10,7 @@ from pipeline.commands.common import (
     err,
     out,
     print_json,
+    print_outcome,
     printable,
     reached,
     reading,
@@ -178,7 +179,7 @@ def _release(args: argparse.Namespace, pool: Any, settings: "Settings") -> int:
     from pipeline.service.gpu import release_lease
 
     release_lease(pool.client, settings, args.lease, args.token, by=user_of_machine())
-    return _report(args, {"released": args.lease}, f"released {args.lease}")
+    return print_outcome(args, {"released": args.lease}, f"released {args.lease}")
 
 
 def _revoke(args: argparse.Namespace, pool: Any, settings: "Settings") -> int:
@@ -187,7 +188,7 @@ def _revoke(args: argparse.Namespace, pool: Any, settings: "Settings") -> int:
 
     revoke_lease(pool.client, settings, args.lease, args.why, by=user_of_machine())
     words = f"revoked {args.lease}; its devices are free again when its processes are gone"
-    return _report(args, {"revoked": args.lease, "why": args.why}, words)
+    return print_outcome(args, {"revoked": args.lease, "why": args.why}, words)
 
 
 def _clear(args: argparse.Namespace, pool: Any, settings: "Settings") -> int:
@@ -210,7 +211,9 @@ def _clear(args: argparse.Namespace, pool: Any, settings: "Settings") -> int:
         )
     cleared = pool.clear(device.uuid)
     record_change(pool.client, settings, by=user_of_machine(), action="gpu.clear", target=device.uuid)
-    return _report(args, {"cleared": device.uuid, "parts": cleared}, f"{device.uuid} is free for new leases")
+    return print_outcome(
+        args, {"cleared": device.uuid, "parts": cleared}, f"{device.uuid} is free for new leases"
+    )
 
 
 def _still_there(device: Device, orphans: Sequence[Orphan]) -> list[int]:
@@ -222,11 +225,3 @@ def _still_there(device: Device, orphans: Sequence[Orphan]) -> list[int]:
         return sorted(pid for pid in named if device.node != this_node() or psutil.pid_exists(pid))
     on_device = {process.pid for process in device.processes}
     return sorted(on_device & named if all(x.pids for x in orphans) else on_device)
-
-
-def _report(args: argparse.Namespace, facts: dict[str, Any], words: str) -> int:
-    if args.json:
-        print_json(facts)
-    else:
-        out().print(printable(words), markup=False, soft_wrap=True)
-    return 0
