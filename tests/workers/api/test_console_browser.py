@@ -121,7 +121,13 @@ def opened(context: BrowserContext, url: str, troubles: list[str]) -> Iterator[P
     )
     page.on(
         "requestfailed",
-        lambda failed: troubles.append(f"{failed.url} failed") if "/events" not in failed.url else None,
+        # A page that is left early gives up its stream, and the icon that comes last.
+        lambda failed: (
+            troubles.append(f"{failed.url} failed: {failed.failure}")
+            if "/events" not in failed.url
+            and not (failed.url.endswith("/icon.svg") and failed.failure == "net::ERR_ABORTED")
+            else None
+        ),
     )
     try:
         page.goto(url)

@@ -35,6 +35,7 @@ from pipeline.service.access.keys import SenderKeys
 from pipeline.service.access.own_key import make_own_key
 from pipeline.service.access.snippets import SNIPPETS
 from pipeline.service.senders import SenderCounts, SentBy
+from pipeline.service.silences import read_silences
 from pipeline.service.values import WorkloadRate
 from pipeline.settings import Settings
 from pipeline.sinks.choose import parquet_of
@@ -369,6 +370,27 @@ def test_patterns_are_filtered_by_level_and_by_mark(place: Place, local: Person)
     place.client.delete(keys.templates)
 
 
+def test_several_patterns_are_silenced_at_once(place: Place, local: Person) -> None:
+    path, chosen = "/do/silence-patterns", [("pattern", "T1 shop/web"), ("pattern", "T2 shop/db")]
+    assert 'formaction="/do/silence-patterns"' in local.page("/patterns?since=6h")
+    for fields in (
+        [*chosen, ("silence_for", "2y"), ("silence_why", "w")],
+        [*chosen, ("silence_for", "2h")],
+        [("pattern", "T1"), ("silence_for", "2h"), ("silence_why", "w")],
+        [*chosen * 11, ("silence_for", "2h"), ("silence_why", "w")],
+    ):
+        assert local.do(path, *fields)[0] == 400
+    assert local.do(path, *chosen, ("silence_for", "2h"), ("silence_why", "moved"))[0] == 303
+    kept = {
+        (one.workload, one.template): one
+        for one in read_silences(place.client, place.settings, NOW)
+        if not one.expired
+    }
+    assert {("shop/web", "T1"), ("shop/db", "T2")} <= set(kept)
+    for one in kept.values():
+        assert local.do(f"/do/silence/{one.id}/end")[0] == 303
+
+
 def test_a_page_that_is_written_once_has_a_nonce_and_a_token_for_each(place: Place) -> None:
     two = [place.person("local") for _ in range(2)]
     nonces, tokens = set(), set()
@@ -554,7 +576,11 @@ def test_a_key_is_shown_once_and_revoked_after_a_question(place: Place, local: P
 
 
 def test_an_incident_of_rates_has_a_page(local: Person) -> None:
-    (link,) = set(re.findall(r"/incidents/[0-9a-f]+", local.page("/rates")))
+    def found() -> set[str]:
+        return set(re.findall(r"/incidents/[0-9a-f]+", local.page("/rates")))
+
+    assert wait_until(lambda: len(found()) == 1, timeout_s=5)  # pages share a list of incidents for a moment
+    (link,) = found()
     assert "rate silence" in local.page(link) or "has stopped" in local.page(link)
 
 

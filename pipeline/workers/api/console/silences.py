@@ -6,10 +6,12 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Depends, Form, Request
 from fastapi.responses import Response
 
+from pipeline.errors import BadInput
 from pipeline.records.batch import utc_now
 from pipeline.service.access.keys import MARK
 from pipeline.service.incidents import silences_in_use
 from pipeline.service.silences import end_silence, put_silence
+from pipeline.units import listed
 from pipeline.workers.api.asking import api_of
 from pipeline.workers.api.console.decisions import answer_change
 from pipeline.workers.api.console.doors import ConsoleRoute, sees
@@ -18,6 +20,7 @@ from pipeline.workers.api.console.views import Visitor, render
 router: Final = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
 Whole = Annotated[Visitor, Depends(sees(whole=True))]
 Marker = Annotated[Visitor, Depends(sees(MARK, whole=True))]
+MOST: Final = 20  # silences of one form; there may be 200 in all
 Short = Annotated[str, Form(max_length=300)]
 
 
@@ -53,6 +56,36 @@ async def post_silenced(
     _forget_silences(request)
     undo = {"action": f"/do/silence/{made.id}/end", "fields": []}
     return answer_change(request, visitor, f"Incidents of {made.workload} are shown apart", undo)
+
+
+@router.post("/do/silence-patterns")
+async def post_patterns_silenced(
+    request: Request,
+    visitor: Marker,
+    *,
+    pattern: Annotated[list[str], Form()],
+    silence_for: Short,
+    silence_why: Annotated[str, Form(max_length=500)] = "",
+) -> Response:
+    """Begins a silence for each of the chosen patterns. `pattern`: "T17 shop/web", as for marks."""
+    if len(pattern) > MOST:
+        raise BadInput(f"{len(pattern)} silences at a time are too many; choose at most {MOST} patterns")
+    api = api_of(request)
+    named = [(template, workload) for template, _, workload in (one.partition(" ") for one in pattern)]
+    if not all(workload for _, workload in named):
+        raise BadInput("a silence is of a workload; choose patterns that name theirs, as T17 shop/web does")
+
+    def act() -> None:
+        for template, workload in named:
+            put_silence(
+                api.client, api.settings, workload, lasts=silence_for, why=silence_why, by=visitor.asker.name,
+                template=template,
+            )  # fmt: skip
+
+    await api.facts(act)
+    _forget_silences(request)
+    names = listed([template for template, _ in named])
+    return answer_change(request, visitor, f"Incidents of {names} are shown apart; Silences ends that")
 
 
 @router.post("/do/silence/{name}/end")

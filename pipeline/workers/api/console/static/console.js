@@ -195,7 +195,7 @@
     const kept = event.target.matches("form") && event.detail.ctx.response.status < 400;
     if (kept && event.target.id === "write") event.target.reset();
     if (kept) event.target.closest("#live details")?.removeAttribute("open");  // an open one would hold the page still
-    if (event.target.id === "chosen") $$("input[type=checkbox]", event.target).forEach((box) => { box.checked = false; });
+    if (event.target.matches("#chosen, #chosen button")) $$("#chosen input[type=checkbox]").forEach((box) => { box.checked = false; });
   });
 
   // The palette.
