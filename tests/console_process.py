@@ -23,6 +23,7 @@ from answers_contract import row
 from intake_process import free_port
 from polling import wait_until
 from pool_devices import put_devices
+from small_backfills import put_backfills
 
 from pipeline.drain.templates import Template, pack_template
 from pipeline.gpu.pool import Pool
@@ -192,6 +193,7 @@ def _fill(console: Console) -> None:
     console._put_incidents()
     _put_dead(console)
     put_devices(Pool(console.redis, console.settings))
+    put_backfills(console.settings, console.redis)
     rates = Rates()
     for minute in range(61):
         rates.detector.step(round(began.timestamp()) // 60 + minute, {TEMPLATE: 1}, judged=False)

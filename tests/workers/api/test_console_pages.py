@@ -16,6 +16,7 @@ from answers_contract import row
 from api_process import Console, Form, console
 from polling import wait_until
 from pool_devices import put_devices
+from small_backfills import put_backfills
 from small_bundles import ONE, TWO, put
 
 from pipeline.drain.templates import Template, pack_template
@@ -39,8 +40,6 @@ from pipeline.service.silences import read_silences
 from pipeline.service.values import WorkloadRate
 from pipeline.settings import Settings
 from pipeline.sinks.choose import parquet_of
-from pipeline.sources.backfill.pieces import BackfillPlan, Piece
-from pipeline.sources.backfill.plans import EndPieceArgs, Plans
 from pipeline.watching.incidents.live import IncidentEvent, Incidents
 from pipeline.watching.rates.rates import Rates
 from pipeline.watching.sessions.model import SessionModel, dump
@@ -184,30 +183,6 @@ def _fill(settings: Settings, client: "redis.Redis") -> None:
     keys = Ledger(client, settings).keys
     client.sadd(keys.workloads, "sent/now")
     client.hset(keys.totals("sent/now"), mapping={"accepted": 2_000, "stored": 1_500})
-
-
-def put_backfills(settings: Settings, client: "redis.Redis") -> None:
-    """One of which half of the bytes is read, one that is complete, and one that is still listed."""
-    plans = Plans(client, settings)
-    for name, ended, planned in (("half", 1, True), ("whole", 2, True), ("listed", 0, False)):
-        plans.begin(BackfillPlan(name=name, place=f"s3://logs/{name}"), parallel=1)
-        pieces = [
-            Piece(name="a.log", identity="i", size=400, changed=0.0, begin=begin, end=end, whole=False)
-            for begin, end in ((0, 200), (200, 400))
-        ]
-        assert list(plans.add(name, [(pieces[0].object, pieces)])) == ["new"]
-        if planned:
-            plans.planned(name)
-        lease = plans.leases.request(plans.resource(name, "0"), "reader")
-        assert lease is not None
-        for _ in range(ended):
-            taken = plans.take(name, "0", lease)
-            assert taken is not None
-            args = EndPieceArgs(
-                piece_id=taken.piece_id, slot="0", fate="done", lines=7, bytes=taken.piece.bytes
-            )
-            plans.finish(name, lease, args)
-        plans.leases.release(lease)
 
 
 def put_dead_batches(place: Place, *ids: str) -> None:
