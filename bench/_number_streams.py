@@ -22,17 +22,20 @@ from pipeline.watching.values.bins import bin_of
 from pipeline.watching.values.sampling import SLOT_S, ValueSample, value_texts
 
 BATCH_S: Final = 2  # seconds
+VALUE_RECORDS: Final = {"at": pl.Int64, "template": pl.Int64, "text": pl.String}  # `at`: epoch milliseconds
 ValuesBySlot = dict[tuple[int, int, str, str], dict[int, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueStream:
-    """`values`: in the order of their slots; `texts`: of templates."""
+    """`values`: in the order of their slots; `texts`: of templates. `records`: VALUE_RECORDS of all lines
+    with a time."""
 
     name: str
     values: ValuesBySlot
     texts: dict[int, str]
     lines: int
+    records: pl.DataFrame
 
     @property
     def minutes(self) -> int:
@@ -60,18 +63,21 @@ def value_stream(name: str, lines: Sequence[str]) -> ValueStream:
             known[key] = template.template_id if template else 0
             texts_by_id[known[key]] = template.text if template else ""
         ids.append(known[key])
-    of_records = pl.DataFrame(
-        {
-            "at": parsed["timestamp"].dt.epoch("ms"),
-            "timed": parsed["timed"].fill_null(value=False),
-            "template": pl.Series(ids, dtype=pl.Int64),
-            "text": value_texts(parsed),
-        }
-    ).filter(pl.col("timed") & pl.col("at").is_not_null() & (pl.col("template") > 0))
+    timed = parsed["timed"].fill_null(value=False)
+    records = pl.DataFrame(
+        {"at": parsed["timestamp"].dt.epoch("ms"), "template": ids, "text": value_texts(parsed)},
+        schema=VALUE_RECORDS,
+    ).filter(timed & pl.col("at").is_not_null() & (pl.col("template") > 0))
+    return ValueStream(
+        name=name, values=values_by_slot(records), texts=texts_by_id, lines=len(lines), records=records
+    )
+
+
+def values_by_slot(records: pl.DataFrame) -> ValuesBySlot:
+    """Of VALUE_RECORDS, as a shipper sends them: what came within BATCH_S seconds is stored together."""
     values: ValuesBySlot = {}
-    # As a shipper sends them: what came within BATCH_S seconds is stored together.
     for part in (
-        of_records.with_columns((pl.col("at") // (1000 * BATCH_S)).alias("batch"))
+        records.with_columns((pl.col("at") // (1000 * BATCH_S)).alias("batch"))
         .sort("at")
         .partition_by("batch", maintain_order=True)
     ):
@@ -83,7 +89,7 @@ def value_stream(name: str, lines: Sequence[str]) -> ValueStream:
                 sums = values.setdefault((slot, template_id, variable, kind), {})
                 for number, n in zip(bins, counts, strict=True):
                     sums[number] = sums.get(number, 0) + n
-    return ValueStream(name=name, values=dict(sorted(values.items())), texts=texts_by_id, lines=len(lines))
+    return dict(sorted(values.items()))
 
 
 def made_up_values(seed: int, days: int, variables: int = 8) -> ValueStream:
@@ -106,4 +112,6 @@ def made_up_values(seed: int, days: int, variables: int = 8) -> ValueStream:
             bins = Counter(bin_of("duration", float(value)) for value in drawn)
             if bins:
                 values[(start + minute) * SLOTS, at + 1, f"duration#{at}", "duration"] = dict(bins)
-    return ValueStream(name="made_up", values=values, texts={}, lines=0)
+    return ValueStream(
+        name="made_up", values=values, texts={}, lines=0, records=pl.DataFrame(schema=VALUE_RECORDS)
+    )

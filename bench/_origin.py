@@ -2,9 +2,10 @@
 
 The baseline teaches lines, sessions and whole traces. Everything else goes through the watcher, one batch
 for each service, in one round at the end. For each fault the causes are taken that began within it: flagged
-templates and findings in sessions. `first` and `in_three` count the faults whose service is the likeliest
-origin, or among the three candidates; a fault without any cause is neither. Beside them the best of simple
-rules: the service with the first error, the most errors, the most new templates, or the most findings.
+templates, findings in sessions, and those of numbers, each fault after the baseline alone. `first` and
+`in_three` count the faults whose service is the likeliest origin, or among the three candidates; a fault
+without any cause is neither. Beside them the best of simple rules: the service with the first error, the most
+errors, the most new templates, or the most findings.
 """
 
 import shutil
@@ -19,6 +20,7 @@ import polars as pl
 
 from bench._learnt import learn_and_score, verdicts
 from bench._shop_data import ShopFault, shop_half
+from bench._shop_numbers import number_findings, shop_streams
 from bench._triage_split import NEW_TEMPLATE, template_ids
 from bench.watching import own_redis
 from pipeline.drain.masking.mask_set import MaskSet
@@ -35,12 +37,12 @@ from pipeline.watching.callbacks import Callbacks
 from pipeline.watching.incidents.named import by_last_part, named_in_text
 from pipeline.watching.incidents.origins import Clue, TraceShape, likely_origins
 from pipeline.watching.observation import RAW_CHARS, observe
-from pipeline.watching.rows import RATES, WatcherFinding
+from pipeline.watching.rows import SESSIONS, WatcherFinding
 from pipeline.watching.sessions.keys import JOINT, find_keys, model_name
 from pipeline.watching.sessions.model import SessionModel
 from pipeline.watching.sessions.sampling import SessionSampler
 from pipeline.watching.state import WatcherState
-from pipeline.watching.verdicts import SEVERITY
+from pipeline.watching.verdicts import events_of
 from pipeline.watching.watcher import Watcher
 
 _TIMEOUT_S: Final = 60.0  # as `session_timeout_s` by default
@@ -57,16 +59,18 @@ def measure(folder: Path, *, half: str, seed: int = 1) -> dict[str, Any]:
     found = _watched(lines.filter(~pl.col("baseline")), models)
     joint = models.get(model_name(JOINT, "trace"))
     shape = TraceShape() if joint is None else joint.shape
+    numbers = number_findings(shop_streams(half, folder))
     ranks: list[int | None] = []
     clear: list[bool] = []
     rules: dict[str, int] = Counter()
-    for fault in shop.faults:
-        clues = _clues(fault, lines, found, shop.services)
+    for fault, shifts in zip(shop.faults, numbers, strict=True):
+        within = [item for item in found if item.source == SESSIONS and _began_in(item, fault)] + shifts
+        clues = _clues(_within(lines, fault), within, shop.services)
         likely = likely_origins(clues, shape) if clues else None
         names = [one.workload for one in likely.origins] if likely else []
         ranks.append(names.index(fault.service) if fault.service in names else None)
         clear.append(likely is not None and likely.clear)
-        for name, service in _rules(fault, lines, found).items():
+        for name, service in _rules(_within(lines, fault), within).items():
             rules[name] += service == fault.service
     firsts = [rank == 0 for rank in ranks]
     return {
@@ -194,14 +198,15 @@ def _within(lines: pl.DataFrame, fault: ShopFault) -> pl.DataFrame:
     return lines.filter(~pl.col("baseline") & pl.col("at").is_between(fault.start, fault.end))
 
 
-def _clues(
-    fault: ShopFault, lines: pl.DataFrame, found: Sequence[WatcherFinding], services: Sequence[str]
-) -> list[Clue]:
-    """The causes that began within a fault."""
+def _began_in(item: WatcherFinding, fault: ShopFault) -> bool:
+    return fault.start <= item.at.timestamp() <= fault.end
+
+
+def _clues(rows: pl.DataFrame, found: Sequence[WatcherFinding], services: Sequence[str]) -> list[Clue]:
+    """The causes that began within a fault, from its lines and findings."""
     known = by_last_part(services)
     causes = (
-        _within(lines, fault)
-        .filter("flagged")
+        rows.filter("flagged")
         .sort("timestamp", maintain_order=True)
         .group_by("service", "template_id", maintain_order=True)
         .agg(
@@ -219,27 +224,20 @@ def _clues(
         )
         for service, _, first, n, severity, new, raw in causes.iter_rows()
     ]  # fmt: skip
-    groups: dict[tuple[str, str], list[WatcherFinding]] = {}
-    for item in found:
-        if fault.start <= item.at.timestamp() <= fault.end and item.source != RATES:
-            groups.setdefault((item.workload, item.cause), []).append(item)
-    for (workload, _), items in groups.items():
-        first = min(item.at for item in items)
-        clues.append(
-            Clue(
-                workload=workload, kind=items[0].kind, first=first, timed=True, severity=SEVERITY,
-                count=len(items), new=False,
-            )
-        )  # fmt: skip
-    return clues
+    return clues + [
+        Clue(
+            workload=event.workload, kind=event.kind, first=event.first, timed=event.timed,
+            severity=event.severity, count=event.count, new=event.new,
+        )
+        for event in events_of([], found)
+    ]  # fmt: skip
 
 
-def _rules(fault: ShopFault, lines: pl.DataFrame, found: Sequence[WatcherFinding]) -> dict[str, str | None]:
+def _rules(rows: pl.DataFrame, found: Sequence[WatcherFinding]) -> dict[str, str | None]:
     """The service that each simple rule names."""
-    rows = _within(lines, fault)
     errors, flagged = rows.filter("severe").sort("timestamp"), rows.filter("flagged")
     findings = Counter(flagged["service"].to_list())
-    findings.update(item.workload for item in found if fault.start <= item.at.timestamp() <= fault.end)
+    findings.update(item.workload for item in found)
     fresh = rows.filter("new").unique(["service", "template_id"])
     return {
         "first_error": errors["service"].first() if errors.height else None,  # type: ignore[dict-item]

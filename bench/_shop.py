@@ -16,13 +16,15 @@ import polars as pl
 from bench._baselines import keyword_rule, trigram_novelty
 from bench._ranking import auroc
 from bench._shop_data import SHOP, TESTING, ShopFault, ShopHalf, shop_half
+from bench._shop_numbers import number_findings, shop_streams
 from bench._units_data import UnitSet, judged_lines
 from pipeline.drain.masking.mask_set import MaskSet
+from pipeline.watching.rows import WatcherFinding, finding_rows
 from pipeline.watching.sessions.model import SessionModel
 from pipeline.watching.units.evidence import surprises
 from pipeline.watching.units.own_time import spans_of
 from pipeline.watching.units.ranking import weigh_units
-from pipeline.watching.units.unit_lines import UNIT_LINES, UnitFold, UnitTable, both_ends
+from pipeline.watching.units.unit_lines import UNIT_LINES, UnitFold, UnitTable, both_ends, unit_lines
 
 WINDOW_S: Final = 15.0  # of the normal windows: as long as most faults last
 FAULTS_FROM: Final = 1_000  # windows of faults; those below are normal
@@ -37,7 +39,8 @@ Scores = dict[str, float]  # by service; high is sick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShopJudged:
     """`lines`: UNIT_LINES with service, at, trace, message, masked, level, score; a `window` is normal below
-    FAULTS_FROM, else that of fault `window - FAULTS_FROM`. `found`: UNIT_LINES of findings in sessions."""
+    FAULTS_FROM, else that of fault `window - FAULTS_FROM`. `found`: UNIT_LINES of findings in sessions and of
+    numbers."""
 
     lines: pl.DataFrame
     found: pl.DataFrame
@@ -52,7 +55,7 @@ class ShopJudged:
 
 def measure(folder: Path = SHOP, half: str = TESTING, *, more: Sequence[str] = ()) -> dict[str, Any]:
     """`shop`: the figures of one set of units; `origin`: how often the sick service came first."""
-    judged = judge(shop_half(half, MaskSet.load(), folder))
+    judged = judge(shop_half(half, MaskSet.load(), folder), number_findings(shop_streams(half, folder)))
     found = {name: RANKINGS[name](judged) for name in (OURS, "pooled", *RULES, *more)}
     places = {name: _places(judged, by_window) for name, by_window in found.items()}
     areas = {name: _area(judged, by_window) for name, by_window in found.items()}
@@ -80,8 +83,9 @@ def measure(folder: Path = SHOP, half: str = TESTING, *, more: Sequence[str] = (
     }
 
 
-def judge(half: ShopHalf) -> ShopJudged:
-    """Templates and verdicts by what the fault-free part teaches, and findings in its sessions."""
+def judge(half: ShopHalf, numbers: Sequence[Sequence[WatcherFinding]]) -> ShopJudged:
+    """Templates and verdicts by what the fault-free part teaches, findings in its sessions, and those of
+    numbers by fault; the fault-free part has none."""
     lines = _windowed(half)
     units = pl.concat_str("service", "window", separator="/")
     lines = lines.with_columns(units.alias("unit"), pl.col("at").floor().cast(pl.Int64).alias("second"))
@@ -104,7 +108,8 @@ def judge(half: ShopHalf) -> ShopJudged:
             )
         ),
     )
-    return ShopJudged(lines=every, found=_found(every), services=half.services, faults=half.faults)
+    found = [_found(every), *(_of_numbers(at, items) for at, items in enumerate(numbers) if items)]
+    return ShopJudged(lines=every, found=pl.concat(found), services=half.services, faults=half.faults)
 
 
 def _windowed(half: ShopHalf) -> pl.DataFrame:
@@ -150,10 +155,17 @@ def _found(lines: pl.DataFrame) -> pl.DataFrame:
                 if verdict.anomalous
             ]
     rows_ = [
-        (service, window, None, 0, _CAUSE, True, p_value, True, *[None] * 5)
+        (service, window, None, 0, _CAUSE, True, p_value, True, *[None] * 6)
         for service, window, p_value in found
     ]
     return pl.DataFrame(rows_, schema=UNIT_LINES, orient="row")
+
+
+def _of_numbers(at: int, found: Sequence[WatcherFinding]) -> pl.DataFrame:
+    """UNIT_LINES of the findings within a fault, as `logweir units` reads them from the store."""
+    rows = pl.concat([rows for _, _, rows in finding_rows(found)])
+    window = pl.Series([FAULTS_FROM + at]).new_from_index(0, rows.height)
+    return unit_lines(rows, rows["workload"], window, pl.Series([True]).new_from_index(0, rows.height))
 
 
 # -- rankings ------------------------------------------------------------------------------------
@@ -191,7 +203,7 @@ def _folded(judged: ShopJudged, chosen: pl.Expr) -> UnitTable:
 
 
 def by_count(judged: ShopJudged) -> dict[int, Scores]:
-    """Flagged lines and findings in sessions."""
+    """Flagged lines and findings in sessions and of numbers."""
     flagged = judged.lines.filter("flagged").select("unit", "window")
     return _counted(judged, pl.concat([flagged, judged.found.select("unit", "window")]))
 

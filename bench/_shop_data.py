@@ -74,12 +74,17 @@ def shop_half(name: str, masks: MaskSet, folder: Path = SHOP) -> ShopHalf:
             )
         )
     lines = pl.concat(frames).cast(SHOP_LINES)
-    labels = json.loads((folder / name / "labels.json").read_text(encoding="utf-8"))
     return ShopHalf(
         lines=lines,
-        faults=tuple(_fault(entry) for entry in labels["faults"]),
+        faults=shop_faults(name, folder),
         services=tuple(sorted(lines["service"].unique().to_list())),
     )
+
+
+def shop_faults(name: str, folder: Path = SHOP) -> tuple[ShopFault, ...]:
+    """The labels of TUNING or TESTING, in the order of time."""
+    labels = json.loads((folder / name / "labels.json").read_text(encoding="utf-8"))
+    return tuple(_fault(entry) for entry in labels["faults"])
 
 
 def _fault(entry: dict[str, Any]) -> ShopFault:

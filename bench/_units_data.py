@@ -90,6 +90,7 @@ def judged_lines(units: UnitSet, *, seed: int) -> JudgedLines:
         "found": pl.lit(value=False),
         "text": pl.lit(None),
         "occasion": pl.lit(None),
+        "shift": pl.lit(value=False),
     } | {name: pl.lit(None) for name in SPANS}
     every = lines.join(few.drop("level"), on=keys, how="left", maintain_order="left").with_columns(**blank)
     every = every.cast({name: kind for name, kind in UNIT_LINES.items() if name != "unit"})
@@ -110,7 +111,7 @@ def _found(lines: pl.DataFrame, units: UnitSet) -> pl.DataFrame:
         verdicts_ = model.judge([sessions[unit] for unit in judged])
         found |= {u: v.p_value for u, v in zip(judged, verdicts_, strict=True) if v.anomalous}
     return pl.DataFrame(
-        [(unit, 0, None, 0, _CAUSE, True, p, True, *[None] * 5) for unit, p in sorted(found.items())],
+        [(unit, 0, None, 0, _CAUSE, True, p, True, *[None] * 6) for unit, p in sorted(found.items())],
         schema=UNIT_LINES,
         orient="row",
     )

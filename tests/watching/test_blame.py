@@ -22,7 +22,7 @@ def folded(lines: list[Line]) -> UnitTable:
     """One line a second of each."""
     rows = [
         (unit, window, 100 * window + at, crc32((text or "").encode()) + template, template,
-         text is not None, 0.001, False, text, occasion if text else None, None, None, None)
+         text is not None, 0.001, False, text, occasion if text else None, *[None] * 4)
         for at, (unit, window, template, text, occasion) in enumerate(lines)
     ]  # fmt: skip
     fold = UnitFold()

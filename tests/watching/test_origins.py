@@ -88,6 +88,13 @@ def test_a_workload_that_did_not_write_what_it_normally_does_is_a_candidate_with
     assert "events of it that normally follow did not come, 30 times" in found.origins[0].reasons
 
 
+def test_who_waits_for_a_slow_workload_is_slow_too() -> None:
+    slow = {"kind": "number-shift", "severity": 2, "new": False}
+    found = likely_origins([clue("web", **slow), clue("orders", 1, **slow), clue("pay", 3, **slow)], SHOP)
+    assert found.origins[0].workload == "pay" and found.clear
+    assert found.origins[0].reasons[0] == "waited for by orders, web"
+
+
 def test_the_first_onset_counts_on_clocks_that_agree() -> None:
     clues = [clue("a"), clue("b", 9, new=False)]
     assert likely_origins(clues, TraceShape()).origins[0].workload == "a"

@@ -5,9 +5,10 @@ from datetime import UTC, datetime, timedelta
 import polars as pl
 import pytest
 
+from pipeline.watching.rows import NUMBERS, SESSIONS, WatcherFinding, finding_rows
 from pipeline.watching.units.own_time import BASE, own_times, spans_of
 from pipeline.watching.units.ranking import rank_units
-from pipeline.watching.units.unit_lines import UNIT_LINES, UnitFold, UnitTable
+from pipeline.watching.units.unit_lines import UNIT_LINES, UnitFold, UnitTable, unit_lines
 from pipeline.watching.units.values import UnitEvidence
 
 BEGIN = datetime(2026, 11, 26, tzinfo=UTC)
@@ -110,3 +111,21 @@ def test_whole_traces_are_drawn_where_there_are_too_many(monkeypatch: pytest.Mon
     table = folded(requests(0, window=0))
     assert table.times["n"].sum() == 10
     assert set(table.times.group_by("at").agg(pl.col("n").sum())["n"]) == {5}
+
+
+@pytest.mark.parametrize(("source", "spans", "kept"), [(NUMBERS, 0, 1), (NUMBERS, 9, 0), (SESSIONS, 9, 1)])
+def test_findings_about_numbers_count_where_the_own_time_is_not_known(
+    source: str, spans: int, kept: int
+) -> None:
+    finding = WatcherFinding(
+        source=source, workload="web", cause="number-shift:7:ms", subject="", at=BEGIN, message="slower",
+        detail="", reasons=("number-shift:7",), score=0.9, p_value=1e-9, version="",
+    )  # fmt: skip
+    ((_, _, rows),) = finding_rows([finding])
+    fold = UnitFold()
+    fold.add(unit_lines(rows, rows["workload"], pl.Series([0]), pl.Series([True])))
+    for page in requests(0, window=0, count=spans) if spans else []:
+        fold.add(page)
+    table = fold.table()
+    assert table.units.filter(unit="web")["findings"].to_list() == [1]
+    assert table.findings.height == kept

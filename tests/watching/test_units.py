@@ -35,11 +35,7 @@ def table(units: dict[str, list[tuple[int, int]]], *, flagged: int = 3, pages: i
             template == flagged,
             0.001,
             template < 0,
-            None,
-            None,
-            None,
-            None,
-            None,
+            *[None] * 6,
         )
         for name, lines in units.items()
         for at, template in lines

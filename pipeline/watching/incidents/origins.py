@@ -5,7 +5,7 @@ Four pieces of evidence are added:
 * **calls** (-3 to 3): the share of the other affected workloads that wait for it, less the share that it
   waits for: errors go from the called to the caller. Who waits for whom is told by errors that name another
   workload; a workload without such errors waits for those that it calls in normal traces, where they have
-  errors too;
+  errors or shifted numbers too;
 * **onset** (0 to 1): how early its first cause at its highest severity came beside the earliest one, on
   clocks that are corrected by what traces show of them, in steps of a second that double;
 * **missing** (0 to 1): events that normally follow in its part of a trace, and did not come: a service that
@@ -34,6 +34,7 @@ NEWS: Final = 0.5
 _NEAR: Final = 2.0  # of the sum: a workload further behind the first is no candidate
 _SHOWN: Final = 0.25  # of an evidence, to be a reason
 _MISSING: Final = "session-missing"
+_SHIFT: Final = "number-shift"  # most are durations: who waits for a slow workload is slow too
 _ERROR: Final = 3  # severity
 _CLOCK_MS: Final = 100  # a smaller difference of clocks is within what a trace shows of them
 
@@ -173,12 +174,13 @@ def _waiting(
     shape: TraceShape,
 ) -> dict[str, set[str]]:
     """For each candidate those that its requests wait for, straight or through others: those that its errors
-    name, or else those that normal traces show, where these have errors, miss events or are named."""
+    name, or else those that normal traces show, where these have errors, shifted numbers or missing events,
+    or are named."""
     waits = {name: set(named.get(name, ())) & set(candidates) for name in candidates}
     telling = {name for name in candidates if waits[name]}
     suspect = set(candidates) - by_workload.keys()
     for name, clues in by_workload.items():
-        if any(clue.severity == _ERROR or clue.kind == _MISSING for clue in clues):
+        if any(clue.severity == _ERROR or clue.kind in (_MISSING, _SHIFT) for clue in clues):
             suspect.add(name)
     for one in shape.upstream:
         if one.caller in waits and one.caller not in telling and one.called in suspect:

@@ -13,6 +13,7 @@ import polars as pl
 
 from pipeline.errors import BadInput
 from pipeline.records.schema import is_timed
+from pipeline.watching.rows import NUMBERS
 from pipeline.watching.sessions.keys import extract
 from pipeline.watching.units.own_time import MAX_SPANS, SPANS, own_times, spans_of
 
@@ -34,6 +35,7 @@ UNIT_LINES: Final[dict[str, Any]] = {
     "text": pl.String,  # of a finding, for its reason; of a flagged line, for the units that it names
     "occasion": pl.UInt64,  # of a flagged line: its trace, else its second; lines of one belong together
     **SPANS,  # of a line that says how long its request took
+    "shift": pl.Boolean,  # a finding about numbers
 }
 _KEY: Final = ("unit", "window")
 _PATTERN: Final = (*_KEY, "pattern_id", "template_id")
@@ -48,8 +50,8 @@ class UnitTable:
 
     `patterns`: at (row of `units`), pattern_id, template_id, n, flagged, p_value (the least flagged), text
     (of one flagged line). `findings`: at, template_id (below zero, of the cause), n, p_value (the least),
-    text. `flags`: at, occasion, pattern_id of flagged lines, each once. `times`: at,
-    template_id, level, n (own_time.py)."""
+    text; without those about numbers where the unit's own time is known. `flags`: at, occasion, pattern_id of
+    flagged lines, each once. `times`: at, template_id, level, n (own_time.py)."""
 
     units: pl.DataFrame
     patterns: pl.DataFrame
@@ -97,7 +99,7 @@ class UnitFold:
 
     def add(self, page: pl.DataFrame) -> None:
         """Raises BadInput where units have more patterns than fit."""
-        page = page.filter(pl.col("unit").is_not_null())
+        page = page.filter(pl.col("unit").is_not_null()).with_columns(pl.col("shift").fill_null(value=False))
         if page.is_empty():
             return
         flagged = pl.col("flagged").fill_null(value=False)
@@ -106,7 +108,7 @@ class UnitFold:
                 pl.len().cast(pl.Int64).alias("n"),
                 flagged.sum().cast(pl.Int64).alias("flagged"),
                 pl.col("p_value").filter(flagged).min(),
-                pl.col("found").any(),
+                pl.col("found", "shift").any(),
                 pl.col("text").drop_nulls().first(),
             )
         )
@@ -150,20 +152,21 @@ class UnitFold:
         )
         places = units.select(_KEY).with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("at"))
         placed = patterns.join(places, on=_KEY).sort("at", "template_id", "pattern_id")
+        times = own_times(self._spans[0]).join(places, on=_KEY)
+        # A caller of a slow unit is slow too, in more of its numbers. Own time tells them apart.
+        timed = pl.col("at").is_in(times["at"].unique().to_list())
+        findings = placed.filter(found & ~(pl.col("shift") & timed))
         return UnitTable(
             units=units,
             patterns=placed.filter(~found).select(list(_EMPTY.patterns.schema)),
-            findings=placed.filter(found).select(list(_EMPTY.findings.schema)),
+            findings=findings.select(list(_EMPTY.findings.schema)),
             flags=self._flags[0].join(places, on=_KEY).select(list(_EMPTY.flags.schema)).sort(pl.all()),
-            times=own_times(self._spans[0])
-            .join(places, on=_KEY)
-            .select(list(_EMPTY.times.schema))
-            .sort(pl.all()),
+            times=times.select(list(_EMPTY.times.schema)).sort(pl.all()),
         )
 
     def _fold(self) -> None:
         sums = (
-            pl.col("n", "flagged").sum(), pl.col("p_value").min(), pl.col("found").any(),
+            pl.col("n", "flagged").sum(), pl.col("p_value").min(), pl.col("found", "shift").any(),
             pl.col("text").drop_nulls().first(),
         )  # fmt: skip
         self._patterns = [pl.concat(self._patterns).group_by(_PATTERN).agg(sums)]
@@ -212,6 +215,7 @@ def unit_lines(lines: pl.DataFrame, unit: pl.Series, window: pl.Series, found: p
         .alias("text"),
         "occasion",
         *SPANS,
+        (pl.col("found") & (pl.col("source") == NUMBERS).fill_null(value=False)).alias("shift"),
     )
 
 
