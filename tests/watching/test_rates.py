@@ -15,7 +15,7 @@ from pipeline.errors import BadPayload
 from pipeline.records.verdict import Reason
 from pipeline.watching.rates.columns import ROWS
 from pipeline.watching.rates.rates import MAX_PACKED, Alarm, Rates
-from pipeline.watching.rates.season import slot_of
+from pipeline.watching.rates.season import Season, slot_of
 from pipeline.watching.rates.tail_bounds import (
     common_factor,
     deviance,
@@ -429,6 +429,15 @@ def test_a_damaged_state_is_refused_or_works(learnt: bytes, data: st.DataObject)
         return
     play(rates, traffic(3), START + 1441)
     rates.pack()
+
+
+def test_a_season_at_a_place_before_the_first_is_refused() -> None:
+    season = Season()
+    place, sums, minutes = season.pack()
+    broken = np.frombuffer(place, dtype="<i8").copy()
+    broken[1] = -256
+    with pytest.raises(ValueError, match="do not fit"):
+        season.unpack(broken.tobytes(), sums, minutes)
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,7 @@ def test_a_worker_tells_what_it_took_and_an_idle_one_is_left_alone(
         worker.process.wait(4)
     before = worker.told()
     Submit(make_app(settings), client, settings).wake(Stage.STORE, "unknown", backfill=False)
-    assert wait_until(lambda: worker.told().quiet_s < before.quiet_s, timeout_s=12)
+    assert wait_until(lambda: worker.told().quiet_s < before.quiet_s, timeout_s=30)
 
 
 @pytest.mark.long

@@ -162,6 +162,7 @@ class Season(Columns):
         if (
             len(self.place) != len(self.factor)
             or len(self.place) < HEAD
+            or self.place.min() < -1
             or used != list(range(self.sums.shape[1]))
             or not 1 <= len(used) <= SEASONS
             or self.place[TOTAL] != 0
