@@ -18,7 +18,7 @@ from pipeline.service.values import Decision, IncidentState
 from pipeline.settings import Settings
 
 
-class Judged(Protocol):
+class HasCourse(Protocol):
     """What of an incident its state depends on. `count`: of its lines."""
 
     @property
@@ -34,7 +34,7 @@ class Judged(Protocol):
 def incident_state(
     decision: Decision | None,
     now: datetime,
-    incident: Judged,
+    incident: HasCourse,
 ) -> IncidentState:
     """The state of an incident at one moment.
 
