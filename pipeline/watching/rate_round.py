@@ -44,7 +44,9 @@ class RateRound:
         # The workloads that waited longest come first, so each has its turn.
         due.sort(key=lambda name: all_counts[name].last_round)
         changes.more = len(due) > MAX_RATED
-        states, distributions = self.state.rates(due[:MAX_RATED]), self.state.distributions(due[:MAX_RATED])
+        states = self.state.rates(due[:MAX_RATED])
+        # Those of workloads without waiting values are neither judged nor learnt from.
+        distributions = self.state.distributions([n for n in due[:MAX_RATED] if all_counts[n].has_values])
         alarms: list[tuple[str, Alarm]] = []
         shifts: list[tuple[str, NumberAlarm]] = []
         until = self.clock() + self.budget_s

@@ -159,6 +159,11 @@ class MinuteCounts:
                     return False
         return True
 
+    @property
+    def has_values(self) -> bool:
+        """Whether values of numbers wait."""
+        return bool(self.values or self.learnt_values)
+
     def complete_values(self, minute: int, *, end: bool = False) -> tuple[Values, Values]:
         """Take the values of complete minutes, in the order of time: those that are only learnt, and the
         others.
