@@ -18,19 +18,16 @@ from typing import Any, Final
 
 import polars as pl
 
-from bench._learnt import learn_and_score, verdicts
 from bench._shop_data import ShopFault, shop_half
 from bench._shop_numbers import number_findings, shop_streams
-from bench._triage_split import NEW_TEMPLATE, template_ids
+from bench._units_data import taught_verdicts
 from bench.watching import own_redis
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import BadInput
 from pipeline.ledger.ledger import Ledger
-from pipeline.models.threshold import Mode
 from pipeline.records.batch import Batch, Purpose
 from pipeline.records.delivery import Claim, Stage
-from pipeline.records.schema import LEARN_SCHEMA, RESULT_SCHEMA, SAMPLE_SCHEMA, raw_frame
-from pipeline.records.verdict import pattern_ids
+from pipeline.records.schema import LEARN_SCHEMA, RESULT_SCHEMA, raw_frame
 from pipeline.redis.connection import connect
 from pipeline.redis.leases import WATCH, Leases, granted
 from pipeline.watching.callbacks import Callbacks
@@ -93,27 +90,12 @@ def _judged(lines: pl.DataFrame, *, seed: int) -> pl.DataFrame:
     keys = ["masked", "severe"]
     sample = lines.filter("baseline").group_by(keys, maintain_order=True).agg(pl.len().alias("count"))
     few = lines.group_by(keys, maintain_order=True).agg(pl.col("level").first())
-    masked = few["masked"].to_list()
-    few = few.with_columns(
-        template_id=pl.Series(template_ids(masked, few["severe"].to_list()), dtype=pl.Int64),
-        pattern_id=pl.Series(pattern_ids(masked), dtype=pl.UInt64),
-    )
-    sample = sample.join(few.drop("level"), on=keys, maintain_order="left").cast(SAMPLE_SCHEMA)
-    evidence, knowledge = learn_and_score(
-        sample.select(list(SAMPLE_SCHEMA)), masked, seed=seed, mode=Mode.BASELINE
-    )
-    known = pl.col("template_id").is_in(sample["template_id"].unique().to_list())
-    placed = pl.when(known).then("template_id").otherwise(NEW_TEMPLATE).alias("template_id")
-    judged = verdicts(few.with_columns(placed), evidence, knowledge)
-    few = few.with_columns(
-        new=~known,
-        flagged=pl.Series([bool(v.anomalous) for v in judged]),
-        score=pl.Series([v.score for v in judged], dtype=pl.Float64),
-        severity=pl.Series([_severity(v.reasons, bad) for v, bad in zip(judged, few["severe"], strict=True)]),
-    )
-    return lines.join(few.drop("level"), on=keys, how="left", maintain_order="left").with_columns(
-        timestamp=(pl.col("at") * 1e6).cast(pl.Int64).cast(pl.Datetime("us", "UTC"))
-    )
+    few = taught_verdicts(few, sample, seed=seed)
+    rows = zip(few["reasons"].to_list(), few["severe"], strict=True)
+    few = few.with_columns(severity=pl.Series([_severity(reasons, bad) for reasons, bad in rows]))
+    return lines.join(
+        few.drop("level", "p_value", "reasons"), on=keys, how="left", maintain_order="left"
+    ).with_columns(timestamp=(pl.col("at") * 1e6).cast(pl.Int64).cast(pl.Datetime("us", "UTC")))
 
 
 def _severity(reasons: Sequence[str], severe: bool) -> int:

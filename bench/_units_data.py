@@ -59,15 +59,10 @@ def unit_sets(data: Path, seed: int) -> Iterator[tuple[str, UnitSet]]:
         yield name, load(data, masks, seed)
 
 
-def judged_lines(units: UnitSet, *, seed: int) -> JudgedLines:
-    """Templates and verdicts of all lines, by what the lines of the learnt units teach."""
+def taught_verdicts(few: pl.DataFrame, sample: pl.DataFrame, *, seed: int) -> pl.DataFrame:
+    """Distinct lines (masked, severe, level) with template_id, pattern_id, new, flagged, p_value, score and
+    reasons, by what a sample of them (masked, severe, count) teaches."""
     keys = ["masked", "severe"]
-    severe = pl.col("level").is_in(list(ERROR_LEVELS)).fill_null(value=False).alias("severe")
-    lines = units.lines.with_columns(severe)
-    taught = lines.filter(pl.col("unit").is_in(units.learnt)).group_by(keys, maintain_order=True)
-    sample = taught.agg(pl.len().alias("count"))
-    few = pl.concat([sample.select(keys), lines.select(keys)]).unique(keys, keep="first", maintain_order=True)
-    few = few.join(lines.unique(keys).select(*keys, "level"), on=keys, how="left", maintain_order="left")
     masked = few["masked"].to_list()
     few = few.with_columns(
         template_id=pl.Series(template_ids(masked, few["severe"].to_list()), dtype=pl.Int64),
@@ -80,11 +75,25 @@ def judged_lines(units: UnitSet, *, seed: int) -> JudgedLines:
     known = pl.col("template_id").is_in(sample["template_id"].unique().to_list())
     placed = few.with_columns(pl.when(known).then("template_id").otherwise(NEW_TEMPLATE).alias("template_id"))
     judged = verdicts(placed, evidence, knowledge)
-    few = few.with_columns(
+    return few.with_columns(
+        new=~known,
         flagged=pl.Series([bool(v.anomalous) for v in judged]),
         p_value=pl.Series([v.p_value for v in judged], dtype=pl.Float64),
         score=pl.Series([v.score for v in judged], dtype=pl.Float64),
+        reasons=pl.Series([list(v.reasons) for v in judged], dtype=pl.List(pl.String)),
     )
+
+
+def judged_lines(units: UnitSet, *, seed: int) -> JudgedLines:
+    """Templates and verdicts of all lines, by what the lines of the learnt units teach."""
+    keys = ["masked", "severe"]
+    severe = pl.col("level").is_in(list(ERROR_LEVELS)).fill_null(value=False).alias("severe")
+    lines = units.lines.with_columns(severe)
+    taught = lines.filter(pl.col("unit").is_in(units.learnt)).group_by(keys, maintain_order=True)
+    sample = taught.agg(pl.len().alias("count"))
+    few = pl.concat([sample.select(keys), lines.select(keys)]).unique(keys, keep="first", maintain_order=True)
+    few = few.join(lines.unique(keys).select(*keys, "level"), on=keys, how="left", maintain_order="left")
+    few = taught_verdicts(few, sample, seed=seed)
     blank = {
         "window": pl.lit(0),
         "found": pl.lit(value=False),
@@ -92,7 +101,9 @@ def judged_lines(units: UnitSet, *, seed: int) -> JudgedLines:
         "occasion": pl.lit(None),
         "shift": pl.lit(value=False),
     } | {name: pl.lit(None) for name in SPANS}
-    every = lines.join(few.drop("level"), on=keys, how="left", maintain_order="left").with_columns(**blank)
+    every = lines.join(
+        few.drop("level", "new", "reasons"), on=keys, how="left", maintain_order="left"
+    ).with_columns(**blank)
     every = every.cast({name: kind for name, kind in UNIT_LINES.items() if name != "unit"})
     return JudgedLines(
         lines=every, found=_found(every, units) if units.sessions else every.clear().select(list(UNIT_LINES))
