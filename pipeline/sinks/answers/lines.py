@@ -63,7 +63,7 @@ def newest_time(
 ) -> datetime | None:
     """The time of the newest row of these workloads, None without any. Raises as `newest_lines`.
 
-    What is known of a part answers where all of its rows are of them; else two of its columns are read."""
+    The manifest answers for a part whose rows are all of these workloads. Other parts are read."""
     wanted, parameters = _conditions(ResultQuery(limit=1, workloads=workloads))
     newest: int | None = None
     with engine.question():

@@ -181,8 +181,9 @@ class FollowUps:
         return found
 
     def missing(self, events: Sequence[int], at_ms: Sequence[int], *, waited_ms: int) -> list[Missing]:
-        """What did not come in time in a part, after which nothing came for `waited_ms`; first what follows
-        the latest event."""
+        """The follow-ups of a part that did not come in time; that of the latest event comes first.
+
+        `waited_ms`: how long nothing has come since."""
         expected = [one for after in set(events) & self._after.keys() for one in self._after[after]]
         found = []
         for one in expected:

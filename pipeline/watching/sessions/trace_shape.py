@@ -7,8 +7,8 @@ would look alike.
 
 A caller that writes only when its request is over, as an access log does, ends after what it calls. So
 where neither of two stands around the other, the one that ends last is the caller, if most traces of the
-other one have it. One that is asked next is in fewer of them. What comes after the last event of the
-workload that is in most traces, as work from a queue does, is a trace of its own. Pure.
+other one have it. One that is asked next is in fewer of them. Work that begins after the last
+event of the workload that is in most traces, as from a queue, is a trace of its own. Pure.
 """
 
 from collections import deque

@@ -74,7 +74,7 @@ def walked(evidence: Floats, passed: pl.DataFrame) -> Floats:
 
 
 def names_of(unit: str) -> set[str]:
-    """What other units may call it: its name, the last part of a path, the service of a pod; lower case."""
+    """Names of it in texts of others, in lower case: its own, the last part of a path, a pod's service."""
     last = unit.rsplit("/", 1)[-1]
     found = {unit.lower(), last.lower(), last.split(".", 1)[0].lower(), _REPLICA.sub("", last).lower()}
     return {name for name in found if len(name) >= LEAST_CHARS and not name.isdigit()}
