@@ -189,6 +189,13 @@ def test_what_is_only_learnt_is_never_an_alarm_and_counts_as_the_past() -> None:
     assert len(fresh.step(rows(range(30, 33), draw=slow), judged=True)) == 1
 
 
+def test_a_rare_value_that_becomes_frequent_is_judged_from_its_first_full_window_on() -> None:
+    state = Numbers()
+    assert state.step(rows(range(0, 240, 120), draw=usual, n=3), judged=True) == []
+    assert state.step(rows(range(240, 300), draw=usual), judged=True) == []
+    assert len(state.step(rows(range(300, 303), draw=slow), judged=True)) == 1
+
+
 def test_one_value_far_above_all_others_is_an_alarm_of_its_own() -> None:
     def one_far(rng: np.random.Generator, n: int) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
         return np.append(usual(rng, n - 1), 600.0)

@@ -223,7 +223,8 @@ class Variable(msgspec.Struct, array_like=True, kw_only=True):
         """The window becomes part of the distribution."""
         slot, n = self.seen, sum(self.window.values())
         if n >= WINDOW:
-            if self.counts:
+            # Values of windows that were too short are a past without a scale.
+            if self.counts and self.windows:
                 self._learn_scale(self._usual_hour())
             self.windows += 1.0
             self.typical += (n - self.typical) / min(self.windows, _EXPERIENCE)
