@@ -223,6 +223,9 @@ class ModelDesk:
         self.host.wake()
 
     async def _compute(self, question: ModelQuestion, work: Callable[[Runner], T]) -> T:
+        late = ServeRefused(504, f"{question.model.name} did not answer in time; ask for less at a time")
+        if question.left_s <= 0:  # its sender no longer waits, so no thread works for it
+            raise late
         if self._waiting >= MOST_WAITING + THREADS:
             raise ServeRefused(503, f"{MOST_WAITING} requests wait already; ask again", retry_after_s=1)
         self._waiting += 1
@@ -240,9 +243,7 @@ class ModelDesk:
             return await asyncio.wait_for(asyncio.shield(future), max(question.left_s, 0.001))
         except TimeoutError:
             running.cancel()  # one that has begun goes on, and counts until it ends
-            raise ServeRefused(
-                504, f"{question.model.name} did not answer in time; ask for less at a time"
-            ) from None
+            raise late from None
         except BadInput as exc:
             raise ServeRefused(400, str(exc)) from exc
         except DeviceFailed as exc:
