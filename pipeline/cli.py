@@ -17,6 +17,7 @@ from pipeline.commands import extras, flags
 from pipeline.commands.gpu import flags as gpu_flags
 from pipeline.commands.parsing import Parser
 from pipeline.errors import BadInput, LogweirError
+from pipeline.imports import end_uncollected, uncollected
 from pipeline.units import one_line
 
 EXAMPLES = """examples:
@@ -180,12 +181,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The `logweir` command; returns its exit code."""
+    """The `logweir` command; returns its exit code. Without `argv` it is that of this process."""
     try:
-        _open_streams()
-        signal.signal(signal.SIGTERM, _terminate)
-        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # ignored under nohup, and then it stays so
-            signal.signal(signal.SIGHUP, _terminate)  # the terminal was closed
+        _prepare(alone=argv is None)
         args = parser().parse_args(argv)
         if args.url is not None:
             if args.verb not in REMOTE:
@@ -199,7 +197,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             from pipeline.settings import limit_polars
 
             limit_polars()
-        module = importlib.import_module(f"pipeline.commands.{args.command}")
+        with uncollected():
+            module = importlib.import_module(f"pipeline.commands.{args.command}")
         code = int(module.main(args))
         sys.stdout.flush()  # here, where a closed pipe is expected
         return code
@@ -225,6 +224,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         file = f" ({exc.filename})" if exc.filename else ""
         return _say(f"{exc.strerror}{file}; look at that file, its directory and the space there", 1)
+
+
+def _prepare(*, alone: bool) -> None:
+    """Streams, signals, and the end of a process that does nothing but this."""
+    if alone:
+        end_uncollected()
+    _open_streams()
+    signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # ignored under nohup, and then it stays so
+        signal.signal(signal.SIGHUP, _terminate)  # the terminal was closed
 
 
 def _open_streams() -> None:

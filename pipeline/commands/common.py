@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pipeline.errors import BadInput
+from pipeline.imports import uncollected
 from pipeline.redis.attach import attached
 from pipeline.settings import Settings
 from pipeline.units import one_line
@@ -73,7 +74,8 @@ def reading(
         from pipeline.service.client import Client
 
         return Client(args.url, key_of(args))
-    from pipeline.service.local import Local
+    with uncollected():
+        from pipeline.service.local import Local
 
     settings = settings_of(args)
     found = of_pipeline(settings) if stored else reached(settings, timeout_s=timeout_s)

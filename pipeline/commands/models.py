@@ -15,6 +15,7 @@ from pipeline.commands.common import (
     settings_of,
 )
 from pipeline.errors import BadInput
+from pipeline.imports import uncollected
 from pipeline.service.values import Moved
 from pipeline.units import plural
 
@@ -34,9 +35,10 @@ def main(args: argparse.Namespace) -> int:
         if args.action not in ("list", "show"):
             raise BadInput(f"`logweir models {args.action}` works on the machine itself; leave out --url")
         return _read(args, reading(args))
-    from pipeline.redis.connection import connect
-    from pipeline.service.local import Local
-    from pipeline.workers.same_store import join
+    with uncollected():
+        from pipeline.redis.connection import connect
+        from pipeline.service.local import Local
+        from pipeline.workers.same_store import join
 
     settings = reached(settings_of(args))
     client = connect(settings)

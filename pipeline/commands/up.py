@@ -14,6 +14,7 @@ from pipeline.commands.drain import STOPPED
 from pipeline.commands.extras import missing_for
 from pipeline.commands.intake.verb import show_lines
 from pipeline.errors import RedisUnavailable
+from pipeline.imports import uncollected
 from pipeline.ledger.ledger import Ledger
 from pipeline.logs import set_up
 from pipeline.redis.connection import connect
@@ -32,8 +33,9 @@ CHECK_S: Final = 0.5
 
 
 def main(args: argparse.Namespace) -> int:
-    from pipeline.service.trainings import check_encoder
-    from pipeline.workers.stack.stack import Stack
+    with uncollected():
+        from pipeline.service.trainings import check_encoder
+        from pipeline.workers.stack.stack import Stack
 
     settings = settings_of(args, default_level="info")
     check_encoder(settings)

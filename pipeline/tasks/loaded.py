@@ -12,6 +12,7 @@ from cachetools import LRUCache
 
 from pipeline.errors import BadBundle, ModelUnavailable, RedisUnavailable
 from pipeline.gpu.values import PoolLease
+from pipeline.imports import uncollected
 from pipeline.logs import logger
 from pipeline.models.bundle import load_known
 from pipeline.models.registry import Registry
@@ -74,7 +75,8 @@ class LoadedModels:
 
     def network(self, version: str) -> "LineModel":
         """The network of a version. Raises BadBundle."""
-        from pipeline.models.line import LineModel
+        with uncollected():
+            from pipeline.models.line import LineModel
 
         device = "cpu" if self.profile.leased else self.profile.device
         return self._cached(

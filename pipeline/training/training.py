@@ -32,6 +32,7 @@ from pipeline.errors import (
     StaleToken,
     TrainingFailed,
 )
+from pipeline.imports import uncollected
 from pipeline.logs import logger
 from pipeline.marks.marks import Mark, lesson
 from pipeline.models import bundle
@@ -320,7 +321,8 @@ class Training:
         `status.version` names it.
 
         Raises StoreUnavailable, and what the gang raises."""
-        from pipeline.models import trainer  # torch
+        with uncollected():
+            from pipeline.models import trainer  # torch
 
         yield self.at(
             state=TrainingState.TRAINING,
@@ -372,7 +374,8 @@ class Training:
 
     def _config(self) -> "TrainConfig":
         """How to fit the edition of the settings. Raises TrainingFailed for an encoder that is not usable."""
-        from pipeline.models import trainer
+        with uncollected():
+            from pipeline.models import trainer
 
         try:
             return trainer.edition_config(self.settings.train.edition, self.settings.train.encoder)

@@ -4,6 +4,7 @@ store, beat).
 `drain` is a worker of shard 0, `drain.1` of shard 1, and so on up to `drain_shards`.
 """
 
+from pipeline.imports import uncollected
 from pipeline.settings import Settings, limit_polars
 from pipeline.workers.exits import exit_code
 
@@ -12,11 +13,13 @@ def main(argv: list[str]) -> int:
     role, name = argv
     settings = Settings.load()
     if role == "beat":
-        from pipeline.workers.loops import beat
+        with uncollected():
+            from pipeline.workers.loops import beat
 
         return beat(settings)
     limit_polars()
-    from pipeline.workers.bootstrap import serve
+    with uncollected():
+        from pipeline.workers.bootstrap import serve
 
     return serve(role, settings, name=name)
 

@@ -4,10 +4,12 @@ import sys
 from collections.abc import Callable
 
 from pipeline.errors import BadInput, LogweirError
+from pipeline.imports import end_uncollected
 
 
 def exit_code(main: Callable[[list[str]], int]) -> int:
     """Run `main` on the arguments of this process; 2 for what a user has to mend, 1 for our other errors."""
+    end_uncollected()
     try:
         return main(sys.argv[1:])
     except LogweirError as exc:

@@ -14,6 +14,7 @@ from typing import Final
 import redis
 
 from pipeline.errors import BadInput, RedisUnavailable, StackFailed
+from pipeline.imports import uncollected
 from pipeline.ledger.ledger import Ledger
 from pipeline.logs import logger
 from pipeline.messages.routing import QUEUE_INGEST, QUEUE_STORE
@@ -195,5 +196,5 @@ class _LocalContext(Context):
 
 
 def _import_torch() -> None:
-    with suppress(ImportError):  # the training says it
+    with suppress(ImportError), uncollected():  # the training says it
         from pipeline.models import trainer  # noqa: F401

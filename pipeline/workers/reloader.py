@@ -13,6 +13,7 @@ import redis
 from celery import signals
 
 from pipeline.errors import BadPayload, ModelUnavailable, RedisUnavailable
+from pipeline.imports import uncollected
 from pipeline.logs import logger
 from pipeline.models.registry import Registry
 from pipeline.observe import counters as metrics
@@ -79,7 +80,8 @@ class Reloader(threading.Thread):
         if self.imports and (lives or self._model_comes()):
             # torch takes seconds and 160 MiB: imported once a model exists or is in training, before lines
             # wait for it.
-            from pipeline.models import line  # noqa: F401
+            with uncollected():
+                from pipeline.models import line  # noqa: F401
 
             self.imports = False
         for live in lives:
