@@ -20,16 +20,17 @@ from pipeline.logs import set_up
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
-def names() -> dict[str, str]:
-    """Every benchmark with the first line of its docstring."""
-    found = {}
-    for info in pkgutil.iter_modules(bench.__path__):
-        if info.name.startswith("_"):
-            continue
-        module = importlib.import_module(f"bench.{info.name}")
-        if hasattr(module, "measure"):
-            found[info.name.replace("_", "-")] = (module.__doc__ or "").strip().splitlines()[0]
-    return found
+def modules() -> dict[str, str]:
+    """The module of every benchmark."""
+    found = [info.name for info in pkgutil.iter_modules(bench.__path__) if not info.name.startswith("_")]
+    return {name.replace("_", "-"): f"bench.{name}" for name in found}
+
+
+def names(known: dict[str, str]) -> str:
+    """Every benchmark with the first line of its docstring. Importing all of them takes seconds."""
+    found = {name: importlib.import_module(module) for name, module in known.items()}
+    lines = {name: (module.__doc__ or "").strip().splitlines()[0] for name, module in found.items()}
+    return "\n".join(f"  {name:<14} {text}" for name, text in lines.items())
 
 
 def show(values: dict[str, Any], indent: str = "") -> None:
@@ -42,8 +43,10 @@ def show(values: dict[str, Any], indent: str = "") -> None:
 
 
 def main() -> int:
-    known = names()
-    listing = "\n".join(f"  {name:<14} {text}" for name, text in known.items())
+    known = modules()
+    # Only the benchmark that is named may add options, and it has to be known before they are read.
+    name = next((word for word in sys.argv[1:] if word in known), None)
+    listing = names(known) if name is None or {"-h", "--help"} & set(sys.argv) else ""
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
         epilog=f"benchmarks:\n{listing}",
@@ -52,9 +55,7 @@ def main() -> int:
     parser.add_argument("name", nargs="?", help="one of those below")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--data", type=Path, default=DATA, help="the labelled log sets (../shared/data)")
-    # Only the benchmark that is named may add options, and it has to be known before they are read.
-    name = next((word for word in sys.argv[1:] if word in known), None)
-    module = None if name is None else importlib.import_module(f"bench.{name.replace('-', '_')}")
+    module = None if name is None else importlib.import_module(known[name])
     if hasattr(module, "options"):
         module.options(parser.add_argument_group(f"options of {name}"))  # type: ignore[union-attr]
     args = parser.parse_args()

@@ -62,22 +62,35 @@ ONE_TRY = re.compile(
 )
 
 
-# Files with the longest first (minutes on quiet cores), so that the processes end at about the same time. Of
-# those outside e2e/, the others come in any order, and one that waits for long would end the run alone.
+# Files with the longest first (minutes in four processes on two cores), so that the processes end at about
+# the same time. Of those outside e2e/, the others come in any order, and one that waits for long would end
+# the run alone. bad_input stands for all files that share its stack.
 LONGEST = (
-    "e2e/test_chaos.py",
-    "e2e/test_signals.py",
+    "e2e/test_bad_input.py",
+    "e2e/test_two_machines.py",
     "e2e/test_training.py",
-    "redis/test_failover.py",
-    "workers/api/test_console_browser.py",
-    "test_readme.py",
-    "workers/test_liveness.py",
+    "e2e/test_run.py",
+    "e2e/test_signals.py",
+    "e2e/test_chaos.py",
     "ledger/test_crash_points.py",
+    "e2e/test_shards.py",
+    "test_readme.py",
+    "workers/api/test_console_browser.py",
+    "e2e/test_workers.py",
+    "redis/test_failover.py",
+    "workers/test_liveness.py",
+    "e2e/test_watching.py",
+    "e2e/test_gpu_worker.py",
+    "e2e/test_run_hostile.py",
+    "e2e/test_dead_letters.py",
     "tasks/test_merging.py",
-    "test_docs.py",
+    "e2e/test_backfill.py",
+    "sources/test_formats.py",
+    "workers/api/test_api.py",
     "ledger/test_durability.py",
-    "workers/test_flower.py",
-    "workers/intake/test_http.py",
+    "workers/intake/test_shippers.py",
+    "tasks/test_hostile_payloads.py",
+    "report/test_report.py",
 )
 # These files share one trained stack, so one process runs them all.
 TRAINED = frozenset(f"tests/e2e/test_{name}.py" for name in ("stack", "send", "latency", "bad_input"))

@@ -40,7 +40,7 @@ if __name__ == "__main__":
     from bench import __main__ as command
     name = "bench.sleeping"
     sys.modules[name] = SimpleNamespace(measure=measure)
-    command.names = lambda: {"sleeping": "Sleeps."}
+    command.modules = lambda: {"sleeping": name}
     sys.argv[1:] = ["sleeping"]
     sys.exit(command.main())
 """

@@ -85,9 +85,13 @@ def test_an_output_directory_of_somebody_else_is_left_alone(logweir: Command) ->
 
 def test_two_runs_into_one_directory_at_the_same_time_cannot_spoil_each_other(logweir: Command) -> None:
     write(logweir.cwd / "a.log", ordinary(300))
-    first = logweir.start("run", "a.log", "--out", "o", **FLEET)
-    until((logweir.cwd / "o/.logweir/logs/drain.log").exists, what="the first run has begun")
-    said = sentence(logweir("run", "a.log", "--out", "o"))
+    first = logweir.start("run", "a.log", "--out", "o", LOGWEIR_INTERNAL_BATCH_RECORDS="20")
+    until(lambda: list((logweir.cwd / "o").rglob("*.parquet")), what="the first run has begun")
+    first.send_signal(signal.SIGSTOP)  # so that it has not ended when the second one comes
+    try:
+        said = sentence(logweir("run", "a.log", "--out", "o"))
+    finally:
+        first.send_signal(signal.SIGCONT)
     assert str(first.pid) in said and "already" in said
     assert first.wait(120) == 0, (logweir.cwd / "err").read_text()
     whole(logweir.cwd / "o", 300)
@@ -98,7 +102,7 @@ def test_two_runs_into_one_directory_at_the_same_time_cannot_spoil_each_other(lo
 def test_an_interrupted_run_leaves_no_process_and_no_half_written_file_and_the_next_one_works(
     logweir: Command, number: signal.Signals, code: int, way: dict[str, str]
 ) -> None:
-    write(logweir.cwd / "a.log", ordinary(1500))
+    write(logweir.cwd / "a.log", ordinary(600))
     out = earlier(logweir.cwd / "o")
     run = logweir.start("run", "a.log", "--out", "o", LOGWEIR_INTERNAL_BATCH_RECORDS="20", **way)
     until(lambda: list((out / ".logweir/next").rglob("*.parquet")), what="the first results")
@@ -112,7 +116,7 @@ def test_an_interrupted_run_leaves_no_process_and_no_half_written_file_and_the_n
     if number is signal.SIGINT:
         again = logweir("run", "a.log", "--out", "o")
         assert again.returncode == 0, again.stderr
-        whole(logweir.cwd / "o", 1500)
+        whole(logweir.cwd / "o", 600)
 
 
 def test_redis_and_the_trainer_may_be_killed_in_the_middle_of_a_run_and_every_line_is_scored_once(
