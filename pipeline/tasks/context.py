@@ -85,6 +85,7 @@ class Context:
         )  # batches to score alone (tasks/grouping/merging.py)
         self.pace = PassPace()  # of stage ingest
         self.usage_maintained_s = float("-inf")  # monotonic: the last time (tasks/usage.py)
+        self._session_versions: dict[str, str | None] = {}  # by model, in this round of the watcher
         self.compaction_yields = 0  # rounds that waiting batches have postponed (tasks/compact.py)
 
     def end_process(self, code: int) -> None:
@@ -268,12 +269,20 @@ class Context:
         )
         return Watcher(WatcherState(self.client, self.settings), self.settings, callbacks)
 
+    def begin_watching(self) -> None:
+        """A round of the watcher begins: each model is asked for its version once in it."""
+        self._session_versions.clear()
+
     def session_model(self, workload: str, kind: str) -> tuple[str, SessionModel] | None:
         """(version, session model) of the live version, for one kind of key; None without one."""
-        try:
-            version = self.version(workload)
-        except ModelUnavailable:  # status shows the fault; its sessions are not judged
-            return None
+        model_name = model_of(workload, self.settings.train.own_models)
+        if model_name not in self._session_versions:
+            try:
+                version = self._version_of(model_name)
+            except ModelUnavailable:  # status shows the fault; its sessions are not judged
+                version = None
+            self._session_versions[model_name] = version
+        version = self._session_versions[model_name]
         model = None if version is None else self.models.session_model(version, workload, kind)
         return None if version is None or model is None else (version, model)
 

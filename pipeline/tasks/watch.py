@@ -70,6 +70,7 @@ def watch_stored(context: Context, *, end: bool = False) -> bool:
     try:
         with context.leases.holding(lease) as renewal:
             while not renewal.lost.is_set():
+                context.begin_watching()
                 summary = watcher.round(lease.token, end=end)
                 unread = summary.unread
                 _count(summary)

@@ -176,7 +176,8 @@ def observe_all(several: Sequence[Observed]) -> list[Observation | None]:
         if counted.scored[number] and one.claim.meta.purpose is Purpose.SCORE
     ]
     anomalies = _anomalies({n: several[n].rows for n in judged if counted.anomalous[n]})
-    events = _events({n: several[n] for n in judged if _has_sessions(several[n])})
+    keyed = _with_keys([several[number].sessions for number in judged])
+    events = _events({n: several[n] for n, has_some in zip(judged, keyed, strict=True) if has_some})
     values = _values(counted, [one.rows for one in several], first_time)
     return [
         _observation(
@@ -289,15 +290,22 @@ def _values(
     counted: _Counted, several: Sequence[pl.DataFrame], first_time: Sequence[bool]
 ) -> dict[int, ObservedTable]:
     """VALUES of each workload; none of rows that were stored before."""
-    texts = pl.concat([one.select("raw", "message") for one in several])
+    texts = gathered(several, ["raw", "message"])
     sample = ValueSample(
         counted.of, counted.slot, counted.template, counted.rated & np.array(first_time)[counted.of]
     )
     return sample.tables(lambda rows: value_texts(texts[rows]))
 
 
-def _has_sessions(one: Observed) -> bool:
-    return one.sessions is not None and bool(one.sessions.list.len().sum())
+def _with_keys(several: Sequence[pl.Series | None]) -> list[bool]:
+    """Whether some record of each has a session key."""
+    known = [keys for keys in several if keys is not None]
+    heights = np.array([0 if keys is None else keys.len() for keys in several], dtype=np.int64)
+    if not heights.sum():
+        return [False] * len(several)
+    counts = pl.concat(known).list.len().fill_null(0).to_numpy()
+    of = np.repeat(np.arange(heights.size), heights)
+    return [bool(count) for count in np.bincount(of, weights=counts, minlength=heights.size)]
 
 
 def _events(several: Mapping[int, Observed]) -> dict[int, ObservedTable]:

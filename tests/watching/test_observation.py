@@ -65,7 +65,7 @@ def test_an_anomaly_has_the_time_of_its_timed_records_alone() -> None:
 def test_workloads_that_are_observed_together_have_what_each_has_alone() -> None:
     blank = dict.fromkeys(RESULT_SCHEMA) | {"lines": 1, "timed": True, "reasons": [], "model_version": "v1"}
     several = []
-    for number in range(4):
+    for number in range(5):
         rows = pl.DataFrame(
             [
                 blank
@@ -77,13 +77,13 @@ def test_workloads_that_are_observed_together_have_what_each_has_alone() -> None
         )
         lists = [[None if number == 2 or at == 3 else f"s{at % 2}"] for at in range(6)]
         keys = pl.Series(lists, dtype=pl.List(pl.String))
-        several.append(Observed(BATCH, rows, keys))  # type: ignore[arg-type]
+        several.append(Observed(BATCH, rows, None if number == 4 else keys))  # type: ignore[arg-type]
     for one, found in zip(several, observe_all(several), strict=True):
         alone = observe(one.claim, one.rows, one.sessions)
         assert found is not None and alone is not None
         assert found.pack() == alone.pack()
     sizes = [(found.events.height, found.anomalies.height) for found in observe_all(several) if found]
-    assert sizes == [(5, 3), (5, 0), (0, 3), (5, 3)]
+    assert sizes == [(5, 3), (5, 0), (0, 3), (5, 3), (0, 3)]
 
 
 @given(RECORDS)
