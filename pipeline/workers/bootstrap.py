@@ -28,7 +28,7 @@ from pipeline.tasks.pool import job
 from pipeline.tasks.reload import HINT
 from pipeline.workers.heartbeat import BEAT_S, Heartbeat
 from pipeline.workers.liveness import HELD_S, Progress, end_when_held
-from pipeline.workers.loops import count_along, stay_with
+from pipeline.workers.loops import collect_seldom, count_along, stay_with
 from pipeline.workers.reloader import Reloader
 from pipeline.workers.roles import ROLES, Role, device_name, placed, register
 from pipeline.workers.same_store import join_beside
@@ -63,6 +63,7 @@ def serve(role_name: str, settings: Settings, *, name: str, device: str | None =
             return 2 if isinstance(exc, BadInput) else 1
     stay_with(settings)
     count_along(settings, role_name)
+    _collect_along(role)
     _announce(settings, role_name=role_name, role=role, name=name, engine=engine)
     if engine is not None:
         job.sweep_along(context, engine)
@@ -89,6 +90,12 @@ def serve(role_name: str, settings: Settings, *, name: str, device: str | None =
     )
     worker.start()
     return int(worker.exitcode or 0)
+
+
+def _collect_along(role: Role) -> None:
+    """In the process that does the work."""
+    signal_ = signals.worker_process_init if role.pool == "prefork" else signals.worker_ready
+    signal_.connect(lambda **_: collect_seldom(), weak=False)
 
 
 def _reload_along(context: Context, role: Role, name: str) -> None:

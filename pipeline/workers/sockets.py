@@ -25,6 +25,7 @@ RECEIVE_BYTES: Final = 8 * 1024 * 1024
 _FORCE: Final = 33
 # Reserved or never delegated: no page on the internet has an origin there.
 LOCAL_DOMAINS: Final = frozenset(("localhost", "local", "internal", "svc"))
+MOST_HOST: Final = 300  # characters of a Host header: a name has at most 253
 WRONG_HOST: Final = "421 Misdirected Request"
 
 

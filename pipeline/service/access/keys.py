@@ -13,7 +13,7 @@ import json
 import secrets
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -90,11 +90,12 @@ class KeyRing:
     """The keys at one moment."""
 
     by_digest: dict[str, SenderKey]
+    sending: bool = field(init=False)  # whether some key may send
 
-    @property
-    def sending(self) -> bool:
-        """Whether some key may send."""
-        return any(key.may(SEND) for key in self.by_digest.values())
+    def __post_init__(self) -> None:
+        # Each request asks, and there may be a thousand keys.
+        sending = any(key.may(SEND) for key in self.by_digest.values())
+        object.__setattr__(self, "sending", sending)
 
     def find(self, texts: Iterable[str]) -> SenderKey | None:
         """The key that one of these texts is, unless it has expired."""

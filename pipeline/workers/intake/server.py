@@ -33,6 +33,7 @@ from pipeline.workers.intake.exchange import Service
 from pipeline.workers.intake.listening import IntakeServer, server_of
 from pipeline.workers.intake.rule_book import RuleBook
 from pipeline.workers.liveness import Progress
+from pipeline.workers.loops import collect_seldom
 from pipeline.workers.sockets import listener_socket
 from pipeline.workers.tethered import tether
 
@@ -75,6 +76,7 @@ def main(argv: Sequence[str]) -> int:
         for listener, one in zip(listeners, opened, strict=True)
     }
     name = names[0] if names else ROLE
+    collect_seldom()
     asyncio.run(serve_intake(service, servers, settings, name=name))
     return 0
 
