@@ -30,12 +30,13 @@ def stacked(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
 
 
 def gathered(frames: Sequence[pl.DataFrame], names: Sequence[str]) -> pl.DataFrame:
-    """These columns of all frames, one behind another: one query, where one for each frame costs more than
-    all other work on small ones."""
-    same_columns = len({tuple(frame.columns) for frame in frames}) == 1
-    rows = pl.concat(frames if same_columns else [frame.select(names) for frame in frames])
-    # Only these are copied into one chunk.
-    return pl.DataFrame([rows.get_column(name).rechunk() for name in names])
+    """These columns of all frames, one behind another, each in one chunk.
+
+    One query of them, where one for each frame costs more than all other work on small ones. Frames of 20
+    columns are not put together first: that takes as long as ten columns alone."""
+    return pl.DataFrame(
+        [pl.concat([frame.get_column(name) for frame in frames], rechunk=True) for name in names]
+    )
 
 
 def spread(column: pl.Series, expression: pl.Expr) -> pl.Series:
