@@ -73,6 +73,14 @@ def test_lines_are_accepted_and_a_worker_is_woken(producer: Producer) -> None:
     )
 
 
+def test_a_push_sends_its_wake_up_and_no_event_beside_it(producer: Producer) -> None:
+    with producer.ledger.client.pubsub(ignore_subscribe_messages=True) as events:
+        events.psubscribe(f"*{producer.settings.redis.key_prefix}*celeryev*")
+        producer.send(["one"], workload="shop")
+        assert awake(producer)
+        assert events.get_message(timeout=0.2) is None and events.get_message(timeout=0.2) is None
+
+
 def test_a_stack_trace_becomes_one_record_of_many_lines(producer: Producer) -> None:
     head = "2026-11-20 10:00:00 ERROR boom"
     trace = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueError: x'
