@@ -1,6 +1,7 @@
 """A batch: records that are accepted together, the unit of delivery. Importing it needs no Polars."""
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 WIRE_VERSION: Final = 1
 # The workload of a batch whose records name their own. Names of workloads are printable, this is not.
 SEVERAL: Final = "\tseveral"
+PREFIX_BYTES: Final = 8  # of the length of a part of a digest
 MAX_NAME: Final = 200  # characters of a workload or batch id: names become part of keys and file names
 
 
@@ -51,12 +53,21 @@ class Batch:
 
 def digest(*parts: str | bytes, size: int = 8) -> str:
     """Hex blake2b of the parts, length-prefixed so that no two part lists collide."""
+    return digest_of_prefixed((piece for part in parts for piece in prefixed(part)), size=size)
+
+
+def digest_of_prefixed(pieces: Iterable[bytes | memoryview], *, size: int = 8) -> str:
+    """`digest` of parts that have their length in front (`prefixed`), in pieces of any size."""
     h = hashlib.blake2b(digest_size=size)
-    for part in parts:
-        data = part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part
-        h.update(len(data).to_bytes(8, "little"))
-        h.update(data)
+    for piece in pieces:
+        h.update(piece)
     return h.hexdigest()
+
+
+def prefixed(part: str | bytes) -> tuple[bytes, bytes]:
+    """The length of a part in PREFIX_BYTES bytes, the lowest first, and its bytes."""
+    data = part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part
+    return len(data).to_bytes(PREFIX_BYTES, "little"), data
 
 
 def file_key(purpose: Purpose, name: str) -> str:

@@ -5,10 +5,11 @@ Only the reader and writer of frames need Polars; this module imports it with th
 
 import itertools
 import zlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pipeline.errors import BadPayload
-from pipeline.records.batch import Batch, digest
+from pipeline.records.batch import PREFIX_BYTES, Batch, digest, digest_of_prefixed, prefixed
 from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
 from pipeline.records.wire import Codec
 
@@ -88,5 +89,28 @@ def _content(workload: str, records: "pl.DataFrame") -> str:
     """Hashed by value: another Polars may write the same records as other bytes. Raw lines fill three
     columns."""
     filled = [name for name in records.columns if records[name].null_count() < records.height]
-    columns = [map(str, records[name].to_list()) for name in filled]
-    return digest(workload, *filled, *itertools.chain.from_iterable(columns))
+    heads = (piece for name in (workload, *filled) for piece in prefixed(name))
+    values = itertools.chain.from_iterable(_prefixed_values(records[name]) for name in filled)
+    return digest_of_prefixed(itertools.chain(heads, values))
+
+
+def _prefixed_values(column: "pl.Series") -> Iterator[bytes | memoryview]:
+    """The values of a column as `str` writes them, each with its length in front."""
+    import numpy as np
+    import polars as pl
+
+    if column.dtype != pl.String and not column.dtype.is_integer():
+        yield from itertools.chain.from_iterable(map(prefixed, map(str, column.to_list())))
+        return
+    # Each value as a string of Python took as long as all other work on it.
+    texts = column.cast(pl.String)
+    if texts.null_count():
+        texts = texts.fill_null("None")
+    sizes = texts.str.len_bytes().to_numpy().astype(np.int64)
+    data = bytearray(str(texts.str.join(bytes(PREFIX_BYTES).decode()).item()).encode())
+    ends = np.cumsum(sizes[:-1] + PREFIX_BYTES) - PREFIX_BYTES
+    values = np.frombuffer(data, dtype=np.uint8)
+    for place in range(-(-int(sizes.max()).bit_length() // 8)):
+        values[ends + place] = sizes[1:] >> (8 * place) & 0xFF
+    yield int(sizes[0]).to_bytes(PREFIX_BYTES, "little")
+    yield memoryview(data)

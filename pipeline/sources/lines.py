@@ -35,12 +35,10 @@ def _lines(data: bytes) -> pl.Series | None:
     if b"\0" in data:
         return None
     try:
-        text = pl.Series("raw", [data[:-1]], dtype=pl.Binary).cast(pl.String)
+        # Polars unpacks a text that begins as packed data do, such as `x^`. None begin with a newline.
+        return pl.read_lines(b"\n" + data, name="raw").to_series()[1:]
     except pl.exceptions.ComputeError:  # not UTF-8
         return None
-    lines = pl.col("raw").str.split("\n").explode(empty_as_null=False)
-    # Five times as fast as a replacement in the bytes.
-    return text.to_frame().select(lines.str.strip_suffix("\r") if b"\r\n" in data else lines).to_series()
 
 
 class _Rows:
@@ -123,7 +121,7 @@ class LineCutter:
         if self._inside or int(np.diff(stops, prepend=-1).max()) - 1 > self._cap:
             return self._some_long_lines(data, stops)
         raw = _lines(data)
-        if raw is None:
+        if raw is None or raw.len() != len(stops):
             text = decode(data)
             if max(len(line.encode()) for line in text.split("\n")) > self._cap:
                 return self._some_long_lines(data, stops)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import BadPayload
 from pipeline.records.batch import Batch, Purpose, digest, utc_now
+from pipeline.records.payload import pack
 from pipeline.records.schema import RAW_SCHEMA, pack_frame, raw_frame, unpack_frame
 from pipeline.records.verdict import Reason, Verdict, pattern_ids, reason
 
@@ -22,6 +23,29 @@ def test_a_frame_comes_back_as_it_was_packed(lines: list[str], first: int) -> No
     assert dict(frame.schema) == RAW_SCHEMA
     assert frame["line"].to_list() == list(range(first, first + len(lines)))
     assert unpack_frame(pack_frame(frame)).equals(frame)
+
+
+@given(st.lists(st.none() | texts, min_size=1, max_size=20), st.sampled_from([1, 255, 70_000]))
+def test_the_content_of_a_frame_is_the_digest_of_its_values_one_by_one(
+    lines: list[str | None], longer: int
+) -> None:
+    frame = raw_frame(["x" * longer, *(line or "" for line in lines)])
+    frame = frame.with_columns(pl.Series("level", ["info", *lines], dtype=pl.String))
+    values = [str(value) for name in ("raw", "line", "lines", "level") for value in frame[name].to_list()]
+    packed = pack(
+        Batch(
+            batch_id="b",
+            workload="w",
+            source="s",
+            source_key="0" * 16,
+            purpose=Purpose.SCORE,
+            arrived=utc_now(),
+            formats=(),
+            zone="UTC",
+            records=frame,
+        )
+    )
+    assert packed.content == digest("w", "raw", "line", "lines", "level", *values)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 8, -1, -40])
