@@ -490,7 +490,7 @@ def _parse_wrapped(
 
 def _parse_format(raw: pl.Series, form: Format, *, arrived: datetime, zone: str) -> pl.DataFrame | None:
     """Columns of one format; message is null for other lines. None if no line matches."""
-    groups = _groups(raw, "(?s)" + form.pattern)
+    groups = _header(raw, form)
     message = groups["message"]
     if form.whole:
         message = raw.set(message.is_null(), None).alias("message")
@@ -523,6 +523,21 @@ def _parse_format(raw: pl.Series, form: Format, *, arrived: datetime, zone: str)
         if name in columns
     }
     return out.select([chosen.get(name, pl.col(name)) for name in _PARSED])
+
+
+def _header(raw: pl.Series, form: Format) -> pl.DataFrame:
+    """The groups of the format's pattern; `usual` finds those of most texts."""
+    pattern = "(?s)" + form.pattern
+    if not form.usual:
+        return _groups(raw, pattern)
+    groups = _groups(raw, "(?s)" + form.usual)
+    missed = groups["message"].is_null().arg_true()
+    others = _groups(raw.gather(missed), pattern)
+    nothing = pl.repeat(None, raw.len(), dtype=pl.String, eager=True)
+    whole = {name: groups[name] if name in groups.columns else nothing for name in others.columns}
+    if missed.len():
+        whole = {name: column.scatter(missed, others[name]) for name, column in whole.items()}
+    return pl.DataFrame(whole)
 
 
 def _groups(raw: pl.Series, pattern: str) -> pl.DataFrame:

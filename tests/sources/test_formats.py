@@ -2,6 +2,7 @@
 
 import functools
 import gzip
+import itertools
 import zipfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,6 +20,8 @@ from pipeline.records.schema import RAW_SCHEMA, raw_frame
 from pipeline.sources import formats
 from pipeline.sources.files import read_file
 from pipeline.sources.formats import NAMES, detect, guesses, head_mask, parse
+from pipeline.sources.formats_text import Format
+from pipeline.sources.formats_text_more import TEXT_FORMATS
 from pipeline.sources.framing import Framer
 from pipeline.sources.wrappers import WRAPPERS, inner_lines
 from tests.sources import format_examples
@@ -662,3 +665,28 @@ def test_every_line_of_a_packed_public_log_is_stored(name: str, form: str) -> No
     assert out["level"].null_count() == 0
     assert not out["message"].str.contains(r"^(?:-|APP|KERN)[A-Z]* [0-9]{10} ").any()
     assert next(iter(read_file(path))).formats == (form,)
+
+
+HEADER_PIECES = st.sampled_from(
+    ["2026-11-19 08:09:10", ".123", " ", "Z", "+02:00", "[", "]", "SW_CTX:", "TID:", "a", "@", ",", "] ", "] [", "]] [",
+     "INFO", "-", " - ", " -", "é", "\n", "x@y,z", "[SW_CTX: [s,i@h,t,s,0]] [p] INFO  l -"]
+)  # fmt: skip
+USUAL = [form for form in TEXT_FORMATS if form.usual]
+
+
+@pytest.mark.parametrize("form", USUAL, ids=lambda form: form.name)
+@settings(max_examples=120, deadline=None)
+@given(st.lists(st.lists(HEADER_PIECES, max_size=14).map("".join), min_size=1, max_size=8))
+def test_a_usual_header_has_the_groups_of_the_whole_pattern(form: Format, tails: list[str]) -> None:
+    heads = [example.partition("[")[0] for name, example, *_ in EXAMPLES if name == form.name]
+    lines = [head + tail for head, tail in zip(itertools.cycle(heads), tails, strict=False)]
+    raw = pl.Series("raw", [*lines, *(example for _, example, *_ in EXAMPLES)])
+    expected = formats._groups(raw, "(?s)" + form.pattern)
+    assert formats._header(raw, form).equals(expected)
+
+
+def test_the_usual_header_is_that_of_usual_lines() -> None:
+    """Otherwise the test above compares nothing."""
+    for form in USUAL:
+        examples = [example for name, example, *_ in EXAMPLES if name == form.name]
+        assert pl.Series(examples).str.contains(form.usual).sum() >= 2
