@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import BadSetting
-from pipeline.watching.sessions import keys
+from pipeline.watching.sessions import keys, shapes_of_ids
 from pipeline.watching.sessions.keys import (
     MAX_BLOCKS,
     MAX_KEY,
@@ -17,6 +17,8 @@ from pipeline.watching.sessions.keys import (
     kind_and_key,
     user_patterns,
 )
+from pipeline.watching.sessions.shapes_of_ids import SHAPES, IdShapes
+from pipeline.watching.sessions.shapes_of_ids import UUID as UUID_PATTERN
 
 UUID = "3f2504e0-4f89-41d3-9a0c-0305e82c3301"
 OTHER = "1033c28e-4f89-41d3-9a0c-0305e82c3301"
@@ -143,7 +145,14 @@ def test_a_records_key_does_not_depend_on_the_batch_around_it(lines: list[str]) 
         st.none()
         | st.lists(
             LINES
-            | st.sampled_from(["request_id=0000", "job-7", "é", "blk_8 blk_9", "span_id=00f067aa0ba902b7"])
+            | st.sampled_from(
+                [
+                    *("request_id=0000", "job-7", "é", "blk_8 blk_9", "span_id=00f067aa0ba902b7", "SW_CTX:"),
+                    f"SW_CTX:[a,b@c,{HEX32}.1,d,0] SW_CTX:[a,b,{OTHER},d,0]",
+                    f"00-{HEX32}-00f067aa0ba902b7-01",
+                    f"[a,{HEX32},00f067aa0ba902b7] ,00f067aa0ba902b7,",
+                ]
+            )
         ).map(" ".join)
     ),
     st.sampled_from([(), ("(job-[0-9])",)]),
@@ -158,3 +167,22 @@ def test_few_records_have_the_keys_that_queries_find(
     assert [[key for key in keys or () if key is not None] for keys in found] == [
         [key for key in keys or () if key is not None] for keys in by_queries
     ]
+
+
+HEX_PIECES = st.sampled_from(
+    ["0", "3f", "4f8", "89d1", "a000", "0305e82c3301", "-", ",", "]", "00-", "-4F89-", "é", "\n", UUID]
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.none() | st.lists(HEX_PIECES, max_size=12).map("".join), max_size=6))
+def test_shapes_of_ids_stand_where_their_expressions_find_them(lines: list[str | None]) -> None:
+    text = pl.Series("text", lines, dtype=pl.String)
+    with mock.patch.object(shapes_of_ids, "_BLOCK", 24):
+        shapes = IdShapes(text)
+    for shape in SHAPES:
+        assert shapes.rows(shape).tolist() == text.str.contains(shape).arg_true().to_list()
+    rows, uuids = shapes.uuids()
+    expected = text.str.extract(f"({UUID_PATTERN})", 1)
+    assert rows.tolist() == expected.is_not_null().arg_true().to_list()
+    assert uuids.to_list() == expected.drop_nulls().to_list()
