@@ -195,8 +195,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             extras.check(args.verb)
         if args.command in ("send.verb", "backfill.verb"):
             from pipeline.settings import limit_polars
+            from pipeline.settings.allocators import keep_freed_memory
 
             limit_polars()
+            keep_freed_memory()
         with uncollected():
             module = importlib.import_module(f"pipeline.commands.{args.command}")
         code = int(module.main(args))

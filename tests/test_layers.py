@@ -178,7 +178,11 @@ def test_only_settings_reads_the_environment() -> None:
         if any(word in p.read_text(encoding="utf-8") for word in ("os.environ", "getenv"))
     ]
     # stack.py hands the environment on to the processes it starts.
-    assert readers == ["pipeline/settings/__init__.py", "pipeline/workers/stack/stack.py"]
+    assert readers == [
+        "pipeline/settings/__init__.py",
+        "pipeline/settings/allocators.py",
+        "pipeline/workers/stack/stack.py",
+    ]
 
 
 def test_a_public_name_stands_for_one_thing() -> None:

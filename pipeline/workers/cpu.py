@@ -6,6 +6,7 @@ store, beat).
 
 from pipeline.imports import uncollected
 from pipeline.settings import Settings, limit_polars
+from pipeline.settings.allocators import keep_freed_memory
 from pipeline.workers.exits import exit_code
 
 
@@ -18,6 +19,7 @@ def main(argv: list[str]) -> int:
 
         return beat(settings)
     limit_polars()
+    keep_freed_memory()
     with uncollected():
         from pipeline.workers.bootstrap import serve
 
