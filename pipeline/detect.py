@@ -316,11 +316,8 @@ def _results_together(batches: Sequence[Judged]) -> pl.DataFrame:
     if frame is None:
         works = works.with_columns(pl.Series("batch", of_work))
         frame = prepared.join(works, on=["batch", "key"], how="left", maintain_order="left")
-    ids = _ids(pl.col("source_key"), pl.col("suffix"), ["batch", "line"])
-    if prepared.height < FEW_ROWS and 0 not in frame["lines"].to_list():
-        places = list(zip(numbers.tolist(), frame["line"].to_list(), strict=True))
-        if len(set(places)) == len(places):  # no line is in pieces
-            ids = pl.col("source_key") + "-" + pl.col("line").cast(pl.String)
+    in_pieces = _in_pieces(frame, ["batch", "line"])
+    ids = _ids(pl.col("source_key"), pl.col("suffix"), ["batch", "line"], in_pieces=in_pieces)
     return _results(frame.with_columns(ids.alias("record_id")))
 
 
@@ -377,11 +374,24 @@ def _record_id(meta: Meta, prepared: pl.DataFrame) -> pl.Expr:
         place = ["source", "line"]
         keys = {name: file_key(meta.purpose, name) for name in prepared["source"].drop_nulls().unique()}
         key = pl.col("source").replace_strict(keys, default=meta.source_key, return_dtype=pl.String)
-    return _ids(key, pl.lit(f".{digest(meta.batch_id)}."), place)
+    return _ids(key, pl.lit(f".{digest(meta.batch_id)}."), place, in_pieces=_in_pieces(prepared, place))
 
 
-def _ids(key: pl.Expr, batch_suffix: pl.Expr, place: list[str]) -> pl.Expr:
+def _in_pieces(records: pl.DataFrame, place: list[str]) -> bool:
+    """Whether some line may be several records. `place`: the columns that tell a line."""
+    if records["lines"].min() == 0:
+        return True
+    if place == ["line"]:
+        line = records["line"].to_numpy()
+        if (line[1:] > line[:-1]).all():
+            return False
+    return not records.select(pl.struct(place).is_unique().all()).item()
+
+
+def _ids(key: pl.Expr, batch_suffix: pl.Expr, place: list[str], *, in_pieces: bool) -> pl.Expr:
     """`place`: the columns that tell a line."""
+    if not in_pieces:  # windows take ten times as long
+        return key + "-" + pl.col("line").cast(pl.String)
     piece = pl.col("line").cum_count().over(place) - 1
     line = pl.col("line").cast(pl.String)
     began_before = pl.col("lines").first().over(place) == 0

@@ -375,6 +375,30 @@ def ids_through(ledger: Ledger, name: str) -> list[str]:
     return results_of(ledger.payload(name), claim.meta)["record_id"].to_list()
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([None, "a", "b"]), st.integers(1, 6), st.integers(0, 2)),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_lines_that_are_not_in_pieces_have_the_ids_that_windows_give(
+    rows: list[tuple[str | None, int, int]],
+) -> None:
+    schema = {"source": pl.String, "line": pl.UInt64, "lines": pl.UInt32}
+    records = pl.DataFrame(rows, schema=schema, orient="row")
+    for place in (["line"], ["source", "line"]):
+        in_pieces = detect._in_pieces(records, place)
+        ids = [
+            records.select(detect._ids(pl.lit("k"), pl.lit(".b."), place, in_pieces=some)).to_series()
+            for some in (in_pieces, True)
+        ]
+        assert ids[0].to_list() == ids[1].to_list()
+        places = records.select(place).rows()
+        assert in_pieces == (len(set(places)) < len(places) or 0 in records["lines"])
+
+
 def test_pieces_of_one_line_in_different_batches_have_different_ids(
     client: "redis.Redis", settings: Settings
 ) -> None:
