@@ -4,7 +4,6 @@ Most observations have a few rows. Polars takes 0.3 ms to make a frame of them, 
 is a frame only where there are many."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import repeat
 from typing import Annotated, Any, Final, Self
 
@@ -44,24 +43,51 @@ class Schema:
         return ObservedTable(self, {name: [] for name in self.types})
 
 
-@dataclass(frozen=True, slots=True)
 class ObservedTable:
-    """The lists are as long as each other."""
+    """Rows of a schema, immutable. They are lists by column, or a frame until somebody asks for a list."""
 
-    schema: Schema
-    columns: Mapping[str, list[Any]]
+    __slots__ = ("_columns", "_frame", "schema")
+
+    def __init__(self, schema: Schema, columns: Mapping[str, list[Any]]) -> None:
+        """The lists are as long as each other."""
+        self.schema = schema
+        self._columns: Mapping[str, list[Any]] | None = columns
+        self._frame: pl.DataFrame | None = None
 
     @classmethod
     def of(cls, schema: Schema, frame: pl.DataFrame) -> Self:
         """The columns of the schema in a frame."""
-        return cls(schema, {name: frame[name].to_list() for name in schema.types})
+        table = cls(schema, {})
+        table._columns = None
+        table._frame = frame.select([pl.col(name).cast(kind) for name, kind in schema.types.items()])
+        return table
+
+    @property
+    def columns(self) -> Mapping[str, list[Any]]:
+        if self._columns is None:
+            frame = self.frame()
+            self._columns = {name: frame[name].to_list() for name in self.schema.types}
+        return self._columns
 
     @property
     def height(self) -> int:
-        return len(next(iter(self.columns.values())))
+        if self._columns is None:
+            return self.frame().height
+        return len(next(iter(self._columns.values())))
 
     def __bool__(self) -> bool:
         return self.height > 0
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ObservedTable):
+            return NotImplemented
+        return self.schema is other.schema and self.columns == other.columns
+
+    def __hash__(self) -> int:
+        return hash((tuple(self.schema.types), self.height))
+
+    def __repr__(self) -> str:
+        return f"ObservedTable({dict(self.columns)!r})"
 
     def __getitem__(self, name: str) -> list[Any]:
         return self.columns[name]
@@ -73,10 +99,14 @@ class ObservedTable:
         return map(dict, map(zip, repeat(tuple(self.columns)), self.rows()))
 
     def slice(self, begin: int, end: int) -> "ObservedTable":
-        return ObservedTable(self.schema, {name: values[begin:end] for name, values in self.columns.items()})
+        if self._columns is None:
+            return ObservedTable.of(self.schema, self.frame()[begin:end])
+        return ObservedTable(self.schema, {name: values[begin:end] for name, values in self._columns.items()})
 
     def frame(self) -> pl.DataFrame:
-        return pl.DataFrame(self.columns, schema=self.schema.types)
+        if self._frame is None:
+            self._frame = pl.DataFrame(self._columns, schema=self.schema.types)
+        return self._frame
 
     def pack(self) -> bytes:
         """Empty for a table without rows."""
