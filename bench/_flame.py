@@ -4,6 +4,7 @@ Width is processor time, depth the stack (Gregg, The Flame Graph, ACM Queue 14(2
 it."""
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -32,9 +33,15 @@ def environment(folder: Path) -> dict[str, str]:
     return {"SAMPLES_FOLDER": str(folder), "PYTHONPATH": f"{SAMPLER}:{SAMPLER.parents[1]}"}
 
 
+def frame_of(function: Callable[..., object]) -> str:
+    """The frame of a function as bench/_sampled writes it; functions within it begin with the same name."""
+    code = function.__code__
+    return f"pipeline/{Path(code.co_filename).stem}.{code.co_qualname}"
+
+
 def draw(folder: Path, role: str, root: str, to: Path) -> int:
     """The flame graph of the processes whose last argument is `role`, from the frame `root` on; samples in
-    it."""
+    it. Raises RuntimeError for no sample: a picture without stacks says nothing."""
     stacks: Counter[str] = Counter()
     for path in folder.glob(f"{role}-*.folded"):
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -42,6 +49,10 @@ def draw(folder: Path, role: str, root: str, to: Path) -> int:
             _, found, below = stack.partition(root)
             if found:
                 stacks[root + below] += int(samples)
+    if not stacks:
+        raise RuntimeError(
+            f"no sample of a process {role!r} holds the frame {root!r}; correct one of the names"
+        )
     top = _Frame()
     for stack, count in stacks.items():
         frame = top

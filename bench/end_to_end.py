@@ -24,11 +24,14 @@ from bench._running import scratch
 from bench._stacks import Seen, command, settled, watched
 from bench._stored import clear
 from bench._varied import real_files, write_cycles
+from pipeline.commands.send import verb
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.masking.multiline import cleaned
 from pipeline.settings import Settings
 from pipeline.sinks.choose import parquet_of
 from pipeline.sources import files, formats
+from pipeline.tasks import step
+from pipeline.workers import roles
 
 LINES: Final = 2_000_000
 ROUNDS: Final = 5
@@ -36,9 +39,9 @@ LEARN: Final = 1_000  # of a file, for Drain3 to learn the common templates befo
 SAMPLE: Final = 20_000  # records that Drain3 gets a round
 # Of each role: the last argument of its processes, and the frame from which on its work is drawn.
 FLAMES: Final = {
-    "send": ("--wait", "pipeline/send.main"),
-    "ingest": ("ingest-1", "pipeline/step.perform"),
-    "store": ("store", "pipeline/bootstrap._bind"),
+    "send": ("--wait", _flame.frame_of(verb.main)),
+    "ingest": ("ingest-1", _flame.frame_of(step.perform_joint)),
+    "store": ("store", _flame.frame_of(roles._bind)),
 }
 
 

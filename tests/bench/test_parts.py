@@ -62,6 +62,8 @@ def test_a_flame_graph_is_a_picture_of_the_stacks(tmp_path: Path) -> None:
     (tmp_path / "ingest-2.folded").write_text("pipeline/step.perform 1000\n")
     to = tmp_path / "store.svg"
     assert _flame.draw(tmp_path, "store", "pipeline/step.perform", to) == 40
+    with pytest.raises(RuntimeError, match="no sample of a process 'store' holds the frame 'pipeline/gone"):
+        _flame.draw(tmp_path, "store", "pipeline/gone.main", to)
     titles = [
         e.text for e in ElementTree.fromstring(to.read_text()).iter("{http://www.w3.org/2000/svg}title")
     ]
