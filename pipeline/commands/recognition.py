@@ -151,9 +151,8 @@ class TimeNotes:
         if earlier is None:
             self.found[name] = self._times(chunk, now)
         elif earlier.years:
-            last = chunk.latest(arrived=now, zone=self.zone)
-            if last is not None:
-                self.found[name] = replace(earlier, years=earlier.years | {last.year})
+            year = chunk.latest(arrived=now, zone=self.zone).year
+            self.found[name] = replace(earlier, years=earlier.years | {year})
 
     def see_all(self, records: pl.DataFrame, names: tuple[str, ...]) -> None:
         """As `see`, for whole files of the same formats; `source` tells the file of each record."""

@@ -58,11 +58,9 @@ class Chunk:
     cursor: Cursor
     position: int
 
-    def latest(self, *, arrived: datetime, zone: str) -> datetime | None:
-        """The time of the last record, None without one."""
-        last = formats.parse(self.records.tail(1), self.formats, arrived=arrived, zone=zone)
-        moment = last["timestamp"].max()
-        return moment if isinstance(moment, datetime) else None
+    def latest(self, *, arrived: datetime, zone: str) -> datetime:
+        """The time of the last record."""
+        return formats.time_of(self.records.tail(1), self.formats, arrived=arrived, zone=zone)
 
 
 class Assembly:

@@ -675,7 +675,7 @@ USUAL = [form for form in TEXT_FORMATS if form.usual]
 
 
 @pytest.mark.parametrize("form", USUAL, ids=lambda form: form.name)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(HEADER_PIECES, max_size=14).map("".join), min_size=1, max_size=8))
 def test_a_usual_header_has_the_groups_of_the_whole_pattern(form: Format, tails: list[str]) -> None:
     heads = [example.partition("[")[0] for name, example, *_ in EXAMPLES if name == form.name]
@@ -690,3 +690,10 @@ def test_the_usual_header_is_that_of_usual_lines() -> None:
     for form in USUAL:
         examples = [example for name, example, *_ in EXAMPLES if name == form.name]
         assert pl.Series(examples).str.contains(form.usual).sum() >= 2
+
+
+def test_the_time_of_one_record_is_that_of_parse() -> None:
+    for name, line, *_ in [*EXAMPLES[::4], ("bgl", "bgl without its header"), ("apache-error", "[x] a")]:
+        names, record = tuple(n for n in (name,) if n in NAMES), raw_frame([line])
+        expected = parse(record, names, arrived=ARRIVED, zone="Europe/Berlin")["timestamp"].item()
+        assert formats.time_of(record, names, arrived=ARRIVED, zone="Europe/Berlin") == expected, line
