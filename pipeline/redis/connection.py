@@ -46,6 +46,8 @@ class _MasterPool(_Together, SentinelConnectionPool):
     redis-py compares addresses only while it connects, so a connection that is kept may lead to an earlier
     master. It is dropped when that one refuses a write, or when a pool of this process finds another."""
 
+    moves: ClassVar[int] = 0
+
     def disconnect(self, inuse_connections: bool = True) -> None:
         super().disconnect(inuse_connections)
         self.sentinel_manager.close_idle()
@@ -56,6 +58,16 @@ def drop_idle() -> None:
     for reference in _Together._all:
         if (pool := reference()) is not None:
             pool.disconnect(inuse_connections=False)
+
+
+def master_moves() -> int:
+    """How often this process has found another master. A subscription from before hears nothing any more."""
+    return _MasterPool.moves
+
+
+def _moved() -> None:
+    _MasterPool.moves += 1
+    drop_idle()
 
 
 def open_pool(
@@ -77,7 +89,7 @@ def open_pool(
     address = SentinelAddress.parse(url)
     return _MasterPool(
         address.master,
-        Sentinels(address, drop_idle),
+        Sentinels(address, _moved),
         db=address.database,
         username=address.username,
         password=address.password,

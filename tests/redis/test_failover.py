@@ -4,19 +4,25 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import redis
 from polling import wait_until
+from pool_devices import put_devices
 from sentinel_redis import Group, close, sentinel_group
 
 from pipeline.errors import RedisUnavailable
+from pipeline.gpu.pool import Pool
+from pipeline.gpu.values import LeaseMode, Need, PoolLease
 from pipeline.producer import Producer
 from pipeline.records.delivery import Accepted
 from pipeline.redis import failover
 from pipeline.redis.check import check_redis
 from pipeline.redis.connection import connect
+from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
 
 pytestmark = pytest.mark.long
@@ -218,6 +224,53 @@ def test_connections_to_a_master_that_was_demoted_are_dropped(
         assert client.get("x") == b"1"
         (held,) = client.connection_pool._available_connections
         assert held.port == group.master().port
+
+
+def test_a_waiting_need_listens_to_the_new_master_though_the_old_one_froze(
+    group: Group, settings: Settings
+) -> None:
+    """A frozen server breaks no connection: a subscription there would hear no grant for ever."""
+    settings = settings.replace(lease_ttl_ms=3_000, gpu_node_ttl_ms=60_000)
+    with connect(settings) as client, connect(settings) as elsewhere:
+        holder, waiter = Pool(client, settings), Pool(elsewhere, settings)
+        put_devices(holder, n=1, node="a")
+        alone = Need(mode=LeaseMode.EXCLUSIVE)
+        held = holder.request(alone, holder="first", ttl_ms=60_000)
+        granted: list[tuple[float, PoolLease]] = []
+
+        def wait() -> None:
+            lease = waiter.request(alone, holder="second", request_id="second", timeout_s=60)
+            granted.append((time.monotonic(), lease))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        channel = Keys(settings.redis.key_prefix).gpu("told:second")
+
+        def listens() -> bool:
+            with suppress(redis.RedisError):
+                return bool(group.master().client.pubsub_numsub(channel)[0][1])
+            return False
+
+        assert wait_until(listens, timeout_s=10)
+        before = group.master()
+        before.send(signal.SIGSTOP)
+        assert wait_until(lambda: group.master() is not before, timeout_s=20)
+        began = time.monotonic()
+        assert wait_until(listens, timeout_s=20)
+        print(f"it listens to the new master {time.monotonic() - began:.2f} s after its promotion")
+
+        def released() -> bool:
+            with suppress(RedisUnavailable):
+                return holder.release(held) or not holder.snapshot().leases
+            return False
+
+        assert wait_until(released, timeout_s=20)
+        began = time.monotonic()
+        thread.join(20)
+        assert granted, "the grant of the new master woke it"
+        print(f"granted {granted[0][0] - began:.2f} s after the release")
+        before.send(signal.SIGCONT)
+        assert holder.release(granted[0][1])
 
 
 def test_doctor_names_replicas_quorum_and_limits(group: Group, settings: Settings) -> None:

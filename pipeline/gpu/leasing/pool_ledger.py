@@ -32,7 +32,7 @@ from pipeline.gpu.values import (
 )
 from pipeline.logs import logger
 from pipeline.redis.arguments import named_arguments
-from pipeline.redis.connection import answering
+from pipeline.redis.connection import answering, master_moves
 from pipeline.redis.keys import Keys
 from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
@@ -337,20 +337,24 @@ class News:
         self.client = client
         self.channel = channel
         self._heard: Any = None
+        self._moves = 0  # of the master, when it subscribed
 
     def next(self, timeout_s: float) -> tuple[bool, PoolLease | None]:
         """Whether to ask the ledger again: the request was granted or forgotten, or nobody listened before.
 
         With the lease as it was granted, where the grant says it. Raises RedisUnavailable.
         """
+        if self._moves != master_moves():
+            self.drop()  # a master that froze says nothing, and breaks no connection
         try:
             with answering():
                 if self._heard is None:
+                    self._moves = master_moves()
                     self._heard = self.client.pubsub()  # type: ignore[no-untyped-call]
                     self._heard.subscribe(self.channel)
                 found = self._heard.get_message(timeout=max(0.001, timeout_s))
         except RedisUnavailable:
-            self.close()
+            self.drop()
             raise
         if found is None or found["type"] == "pong":
             return False, None
@@ -358,6 +362,12 @@ class News:
             return True, None
         ends_at, _, text = cast("bytes", found["data"]).partition(b" ")
         return True, _lease(text, int(ends_at)) if text else None
+
+    def drop(self) -> None:
+        """End the subscription at once, with its connection; `next` begins another one."""
+        heard, self._heard = self._heard, None
+        if heard is not None:
+            heard.close()
 
     def close(self) -> None:
         """Stop listening. The connection goes back to the client's pool as it is, where Redis answers."""

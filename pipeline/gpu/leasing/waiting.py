@@ -173,11 +173,13 @@ class _Turn:
     def redis_away(self, error: RedisUnavailable) -> None:
         """Redis does not answer; it is asked again.
 
-        The request registers anew, since Redis may have forgotten it.
+        The request registers anew, since Redis may have forgotten it. It listens anew, because the
+        subscription may lead to a server that froze or is no master any more.
         """
         if not self.is_away:
             logger(request=self.request.request_id).warning("gpu.waits_for_redis", why=str(error))
         self.is_away, self.registered = True, -float("inf")
+        self.news.drop()
 
 
 def why_refused(snapshot: Snapshot, request: PoolRequest, timeout_s: float) -> str:
