@@ -70,11 +70,19 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MpsUse:
+    """The MPS daemon that serves a device. `own`: it serves no other one. `clients`: None if unknown."""
+
+    own: bool
+    clients: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """A whole GPU or one MIG slice, as its node's agent saw it last.
 
     `why` is empty when leases may be granted, else the reason for an operator. `processes` is None when the
-    driver does not list them.
+    driver does not list them. `mps` is None where no daemon serves it, or nobody has looked yet.
     """
 
     uuid: str
@@ -90,6 +98,7 @@ class Device:
     processes: tuple[Process, ...] | None = ()
     utilisation_percent: int | None = None
     temperature_c: int | None = None
+    mps: MpsUse | None = None
 
     @property
     def usable(self) -> bool:

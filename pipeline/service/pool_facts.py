@@ -243,6 +243,7 @@ def _device(s: Snapshot, view: DeviceView) -> dict[str, Any]:
         "outside_mib": outside_mib(view),
         "utilisation_percent": device.utilisation_percent,
         "temperature_c": device.temperature_c,
+        "mps": None if device.mps is None else {"own": device.mps.own, "clients": device.mps.clients},
         "usable": device.usable,
         "door_closed_for": s.reservation.request_id
         if s.reservation is not None and device.uuid in s.reservation.uuids

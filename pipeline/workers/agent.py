@@ -15,11 +15,13 @@ from pipeline.gpu.job_keeper import JobKeeper
 from pipeline.gpu.jobs import PoolJobs
 from pipeline.gpu.node.agent import Agent
 from pipeline.gpu.node.inventory import this_node
+from pipeline.gpu.node.mps import PATHS
+from pipeline.gpu.node.mps_watch import MpsWatch
 from pipeline.gpu.pool import Pool
 from pipeline.logs import logger, set_up
 from pipeline.messages.submit import Submit
 from pipeline.redis.connection import connect
-from pipeline.settings import Settings
+from pipeline.settings import Settings, inherited
 from pipeline.workers.exits import exit_code
 from pipeline.workers.liveness import Progress
 from pipeline.workers.loops import tend
@@ -98,7 +100,8 @@ def main(argv: list[str]) -> int:
     settings = Settings.load()
     set_up(settings.stack.log_level)
     pool = Pool(connect(settings), settings)
-    worker = AgentWorker(settings, agent=Agent(pool, settings, this_node()), pool=pool)
+    mps = MpsWatch(path=inherited("PATH").get("PATH", PATHS))
+    worker = AgentWorker(settings, agent=Agent(pool, settings, this_node(), mps=mps), pool=pool)
     tend(settings, worker.run, worker.stop, role_name=ROLE, name=name, progress=worker.progress)
     return 0
 

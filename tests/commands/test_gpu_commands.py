@@ -39,6 +39,7 @@ from pipeline.gpu.values import (
     LeaseMode,
     LeasePart,
     LeaseState,
+    MpsUse,
     Need,
     Node,
     Orphan,
@@ -112,6 +113,16 @@ def test_a_device_shows_what_is_leased_beside_what_is_used_there_and_by_whom() -
         shown,
     )
     assert re.search(r"job +ann@big:7, logweir, shared +4\.0 +25% +3\.7 +2 min old, expires in 12 s", shown)
+
+
+def test_a_device_shows_how_many_processes_run_under_its_mps_daemon() -> None:
+    own, shared = MpsUse(own=True, clients=2), MpsUse(own=False)
+    s = snapshot(device(0, mps=own), device(1, mps=shared), device(2))
+    for number, column in enumerate(("2", r"\? shared", "")):
+        assert re.search(rf"GPU-{number}aaaaaaa .* 40 +{column} *free", drawn(s)), drawn(s)
+    assert [one["mps"] for one in pool_facts(s)["devices"]] == [
+        {"own": True, "clients": 2}, {"own": False, "clients": None}, None,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("width", [80, 110, 200])

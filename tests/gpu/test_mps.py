@@ -1,13 +1,16 @@
 """MPS daemons against a control program that answers as NVIDIA's does."""
 
+import time
 from pathlib import Path
 
 import pytest
 from fake_mps import a_daemon, control_program
+from polling import Clock, wait_until
 
 from pipeline.errors import BadInput
 from pipeline.gpu.node import mps
-from pipeline.gpu.values import LeasePart
+from pipeline.gpu.node.mps_watch import LOOK_S, OLD_S, MpsWatch
+from pipeline.gpu.values import LeasePart, MpsUse
 
 UUID = "GPU-a"
 
@@ -130,3 +133,23 @@ def test_a_process_of_ours_has_the_limits_of_a_daemon_where_there_is_one(
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1536M",
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "10",
     }
+
+
+def test_an_agent_reports_daemons_and_their_clients_and_a_daemon_that_hangs_holds_no_beat(
+    tmp_path: Path, control: str
+) -> None:
+    root, clock = a_daemon(tmp_path / "mps", servers="100\n", clients_100="7\n8\n9\n"), Clock()
+    a_daemon(tmp_path / "mps-GPU-a", servers="200\n", clients_200="5\n")
+    watch = MpsWatch(path=control, root=root, monotonic=clock)
+    expected = {"GPU-a": MpsUse(own=True, clients=1), "GPU-b": MpsUse(own=False, clients=3)}
+    assert watch.look(["GPU-a", "GPU-b"]) == {}, "the first look is on its way"
+    assert wait_until(lambda: watch.look(["GPU-a", "GPU-b"]) == expected, timeout_s=10)
+    (root / "hangs").touch()
+    clock.now += LOOK_S
+    began = time.monotonic()
+    assert watch.look(["GPU-a", "GPU-b"]) == expected
+    assert time.monotonic() - began < 1
+    clock.now += OLD_S
+    assert watch.look(["GPU-a", "GPU-b"]) == {}
+    assert watch._look is not None
+    watch._look.join(10)

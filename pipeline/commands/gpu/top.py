@@ -256,6 +256,7 @@ def _devices(shown: Mapping[str, Any], width: int) -> Table:
     table.add_column("busy", justify="right", no_wrap=True)
     if wide:
         table.add_column("°C", justify="right", no_wrap=True)
+        table.add_column("MPS", justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
     by_id = {lease["lease"]: lease for lease in shown["leases"]}
     for device in shown["devices"]:
@@ -279,8 +280,18 @@ def _device(device: Mapping[str, Any], wide: bool) -> list[Text]:
     row = [_place(device, wide), *([name] if wide else [])]
     row += [leased, f"{device['leased_percent']}%"] if wide else [leased]
     row += [_gib(device["used_mib"]), _percent(device["utilisation_percent"])]
-    row += ["" if device["temperature_c"] is None else str(device["temperature_c"])] if wide else []
-    return [cell(text) for text in (*row, device["state"])]
+    if not wide:
+        return [cell(text) for text in (*row, device["state"])]
+    row.append("" if device["temperature_c"] is None else str(device["temperature_c"]))
+    return [cell(text) for text in (*row, mps_words(device["mps"]), device["state"])]
+
+
+def mps_words(mps: Mapping[str, Any] | None) -> str:
+    """The processes under the MPS daemon of a device: `3`, `3 shared` with other devices, "" without one."""
+    if mps is None:
+        return ""
+    count = "?" if mps["clients"] is None else str(mps["clients"])
+    return count if mps["own"] else f"{count} shared"
 
 
 def _place(device: Mapping[str, Any], wide: bool) -> str:
@@ -294,7 +305,7 @@ def _lease(lease: Mapping[str, Any], uuid: str, wide: bool) -> list[Text]:
     row = [f"  {name}", whose] if wide else [f"  {name}"]
     row += [f"{part['memory_mib'] / 1024:.1f}"]
     row += [f"{part['compute_percent']}%" if part["compute_percent"] else ""] if wide else []
-    row += [_gib(part["used_mib"]), ""] + ([""] if wide else [])
+    row += [_gib(part["used_mib"]), ""] + (["", ""] if wide else [])
     remark = "" if wide else f"{holder}, {tenant}; "
     remark += f"{seconds(lease['age_s'])} old, "
     if lease["yields_in_s"] is not None:

@@ -19,6 +19,7 @@ from typing import Final, Protocol
 from pipeline.errors import NoDriver
 from pipeline.gpu.node.health import DeviceHealth, Patience, event_fault, next_health, reading_fault
 from pipeline.gpu.node.inventory import devices, machine_size
+from pipeline.gpu.node.mps_watch import MpsWatch
 from pipeline.gpu.node.nvml import Nvml
 from pipeline.gpu.node.readings import MachineReading, Reading
 from pipeline.gpu.values import HEADROOM_MIB, Report
@@ -64,6 +65,7 @@ class Agent:
         node: str,
         *,
         driver: Driver | None = None,
+        mps: MpsWatch | None = None,
         patience: Patience | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -80,6 +82,7 @@ class Agent:
             limit_s=min(ANSWER_S, settings.internal.gpu_node_ttl_ms / 2_000),
             monotonic=monotonic,
         )
+        self._mps = mps
         self._version = ""
         self._size = machine_size()
         self._known: dict[str, Reading] = {}  # whole GPUs and slices, as they were read last
@@ -118,6 +121,7 @@ class Agent:
                 node=self.node,
                 headroom_mib=HEADROOM_MIB,
                 why={uuid: health.why for uuid, health in self._health.items()},
+                mps={} if self._mps is None else self._mps.look(self._known.keys()),
             ),
             driver=self._version,
             cpu_milli=self._size[0],

@@ -6,11 +6,12 @@ The devices are whole GPUs, or the slices of a split one. A fault of a GPU is a 
 import os
 import socket
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import psutil  # type: ignore[import-untyped] # it publishes no types
 
 from pipeline.gpu.node.readings import Reading
-from pipeline.gpu.values import Device
+from pipeline.gpu.values import Device, MpsUse
 
 NO_SLICES = "MIG is on and it has no slice; create one with `nvidia-smi mig -cgi`, or switch MIG off"
 
@@ -39,13 +40,24 @@ def schedulable_mib(total_mib: int, reserved_mib: int, headroom_mib: int) -> int
 
 
 def devices(
-    readings: Iterable[Reading], *, node: str, headroom_mib: int, why: Mapping[str, str]
+    readings: Iterable[Reading],
+    *,
+    node: str,
+    headroom_mib: int,
+    why: Mapping[str, str],
+    mps: Mapping[str, MpsUse] | None = None,
 ) -> tuple[Device, ...]:
-    """The leasable devices of these readings. `why`: uuid -> the fault of an unhealthy GPU."""
+    """The leasable devices of these readings.
+
+    `why`: uuid -> the fault of an unhealthy GPU. `mps`: uuid -> its MPS daemon.
+    """
     found = tuple(readings)
     parents = {one.parent for one in found if one.parent}
     return tuple(
-        _device(one, node=node, headroom_mib=headroom_mib, why=_why(one, why))
+        replace(
+            _device(one, node=node, headroom_mib=headroom_mib, why=_why(one, why)),
+            mps=(mps or {}).get(one.uuid),
+        )
         for one in found
         if one.uuid not in parents
     )
