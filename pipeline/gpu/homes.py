@@ -57,6 +57,7 @@ class Pending:
     loaded: Sequence[Loaded]
     nodes: Sequence[ServeNode]
     wanted: Collection[str] = ()  # ServedModel.field of those that were asked for lately
+    scoring: Sequence[ServeNode] = ()  # processes that score: no home of a served model
 
     def silent(self, node: ServeNode) -> bool:
         return self.now_ms - node.beat_ms > SILENT_MS
@@ -84,7 +85,7 @@ class Pending:
         return [entry for entry, node in found if node is not None and not self.silent(node)]
 
     def holder(self, entry: Loaded) -> ServeNode | None:
-        """The node of a copy, None where it has never reported."""
+        """The process of a copy, None where it has never reported."""
         return self._by_lease.get(entry.lease_id)
 
     @cached_property
@@ -122,7 +123,7 @@ class Pending:
 
     @cached_property
     def _by_lease(self) -> dict[str, ServeNode]:
-        return {node.lease_id: node for node in self.nodes if node.lease_id}
+        return {node.lease_id: node for node in (*self.nodes, *self.scoring) if node.lease_id}
 
 
 def choose_home(view: Pending, model: ServedModel) -> Home:

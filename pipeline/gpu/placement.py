@@ -20,7 +20,15 @@ import msgspec
 import redis
 
 from pipeline.errors import BadInput, DeviceFailed, LeaseRefused, ModelUnavailable, RedisUnavailable
-from pipeline.gpu.placing import Backoff, Loaded, LoadState, Model, choose_device, copies
+from pipeline.gpu.placing import (
+    Backoff,
+    Loaded,
+    LoadState,
+    Model,
+    PlacementChoice,
+    choose_device,
+    copies,
+)
 from pipeline.gpu.values import PoolLease
 from pipeline.logs import logger
 from pipeline.redis.arguments import named_arguments
@@ -38,9 +46,10 @@ class PlaceArgs(msgspec.Struct, frozen=True, kw_only=True):
     verb: str  # list, claim, touch, ready, unloading, drop
     field: str = ""  # of the entry; for all but `list`
     claim: str = ""  # id of the claim; for touch, ready, unloading, drop
-    entry: str = ""  # JSON; for claim, with the four below
+    entry: str = ""  # JSON; for claim, with the five below
     memory_mib: int = 0
     room_mib: int = 0
+    context_mib: int = 0  # of CUDA, once for each lease on a device
     replicas: int = 1
     load_ms: int = 0
 
@@ -59,7 +68,7 @@ class PlacedModels:
 
     def __init__(self, client: "redis.Redis", settings: Settings) -> None:
         keys = Keys(settings.redis.key_prefix)
-        self.keys = [keys.gpu("models"), keys.gpu("deadlines")]
+        self.keys = [keys.gpu("models"), keys.gpu("deadlines"), keys.gpu("devices")]
         self.scripts = Scripts(client)
 
     def look(self) -> tuple[int, list[Loaded]]:
@@ -90,7 +99,8 @@ class Placement:
         self.lease = lease
         self.load_timeout_s = load_timeout_s
         self.pause = pause
-        self.rooms = {part.uuid: part.memory_mib - settings.internal.gpu_context_mib for part in lease.parts}
+        self.context_mib = settings.internal.gpu_context_mib
+        self.rooms = {part.uuid: part.memory_mib - self.context_mib for part in lease.parts}
         self._lock = threading.Lock()
         self._here: dict[tuple[str, str], Loaded] = {}  # by tenant and name: ready in this process
         self._busy: Counter[tuple[str, str]] = Counter()  # requests in work
@@ -108,22 +118,11 @@ class Placement:
         is larger than the memory of any leased device, LeaseRefused when it is not ready in time or the lease
         has ended. Raises DeviceFailed when a load does not end, and the errors of the loader.
         """
-        largest = max([0, *self.rooms.values()])
         backoff, end = Backoff(), None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            entries = self.loaded()
-            with self._lock:
-                idle = {entry.claim for key, entry in self._here.items() if not self._busy[key]}
-                rooms = {uuid: room - self._stuck[uuid] for uuid, room in self.rooms.items()}
-            busy = {entry.key for entry in entries if entry.claim not in idle}
-            choice = choose_device(model, entries, rooms, lease_id=self.lease.lease_id, busy=busy)
+            choice, rooms = self._choose(model)
             if choice.ready:
                 return choice.uuid
-            if not 0 < model.memory_mib <= largest and not copies(model, entries):
-                raise BadInput(
-                    f"{model.name} needs {model.memory_mib} MiB and the lease has room for 1 to {largest} MiB"
-                    " on a device; lease more memory, or use a smaller model"
-                )
             why = choice.why
             if choice.uuid and all(self.unload(entry) for entry in choice.unload):
                 claimed = self._claim(model, choice.uuid, rooms[choice.uuid])
@@ -135,11 +134,31 @@ class Placement:
             if end is not None and (remaining_s := end - time.monotonic()) <= wait_s:
                 if remaining_s <= 0:
                     raise LeaseRefused(
-                        f"{model.name} could not be loaded ({why or 'another process was first'}); try again "
-                        "later"
+                        f"{model.name} could not be loaded "
+                        f"({why or 'another process was first or took the room'}); try again later"
                     )
                 wait_s = remaining_s
             self.pause(wait_s)
+
+    def refusal(self, model: Model) -> str:
+        """Why a model cannot be put on a device of this lease now; "" when it can, or is there.
+
+        A copy in another process does not help. Raises RedisUnavailable.
+        """
+        largest = max([0, *self.rooms.values()])
+        if model.memory_mib > largest:
+            return f"{model.name} needs {model.memory_mib} MiB and the lease has {largest} MiB for it"
+        choice, rooms = self._choose(model)
+        if choice.ready and self.here(model.key) is None:
+            there = next((entry for entry in copies(model, self.loaded()) if entry.uuid in rooms), None)
+            if there is not None:
+                return f"{there.holder} has {model.name} on {there.uuid} already"
+            return f"the other models of this lease leave {model.name} no room"
+        return choice.why
+
+    def touch(self, entry: Loaded) -> bool:
+        """A model of ours is used now. False when its entry has gone. Raises RedisUnavailable."""
+        return self._step("touch", entry)
 
     def view(self) -> tuple[int, list[Loaded]]:
         """The time of Redis in milliseconds, and `loaded()` at that time. Raises RedisUnavailable."""
@@ -199,14 +218,14 @@ class Placement:
         if entry is None:
             raise ModelUnavailable(self._whereabouts(model))
         try:
-            if not self._step("touch", entry):
+            if not self.touch(entry):
                 raise ModelUnavailable(f"{model.name} has gone with its lease; load it under another one")
             yield entry
         finally:
             with self._lock:
                 self._busy[model.key] -= 1
             with suppress(RedisUnavailable):
-                self._step("touch", entry)
+                self.touch(entry)
 
     def unload_idle(self, idle_s: float) -> list[Loaded]:
         """Unload our models that were not used for so long; returns them."""
@@ -231,6 +250,22 @@ class Placement:
             return False  # its memory stays counted until the lease ends
         self._drop(entry)
         return True
+
+    def _choose(self, model: Model) -> tuple[PlacementChoice, dict[str, int]]:
+        """The place for a model, and the room of each device of the lease. Raises as `ensure` does."""
+        largest = max([0, *self.rooms.values()])
+        entries = self.loaded()
+        with self._lock:
+            idle = {entry.claim for key, entry in self._here.items() if not self._busy[key]}
+            rooms = {uuid: room - self._stuck[uuid] for uuid, room in self.rooms.items()}
+        busy = {entry.key for entry in entries if entry.claim not in idle}
+        choice = choose_device(model, entries, rooms, lease_id=self.lease.lease_id, busy=busy)
+        if not choice.ready and not 0 < model.memory_mib <= largest and not copies(model, entries):
+            raise BadInput(
+                f"{model.name} needs {model.memory_mib} MiB and the lease has room for 1 to {largest} MiB"
+                " on a device; lease more memory, or use a smaller model"
+            )
+        return choice, rooms
 
     def _entries(self) -> tuple[int, list[Loaded]]:
         with self._lock:
@@ -263,6 +298,7 @@ class Placement:
             entry=_text(entry),
             memory_mib=model.memory_mib,
             room_mib=room_mib,
+            context_mib=self.context_mib,
             replicas=model.replicas,
             load_ms=load_ms,
         )

@@ -103,8 +103,11 @@ def choose_device(
     whole = len(ready) + len(loading) >= model.replicas
     if ready and (whole or ready[0].lease_id == lease_id):
         return PlacementChoice(uuid=ready[0].uuid, ready=True)
+    waits = f"{model.name} is being unloaded"
+    if loading:
+        waits = f"{loading[0].holder} is loading {model.name} on {loading[0].uuid}"
     if whole:
-        return PlacementChoice(why=f"{loading[0].holder} is loading {model.name} on {loading[0].uuid}")
+        return PlacementChoice(why=waits)
     of_lease = [entry for entry in loaded if entry.lease_id == lease_id]
     taken = {entry.uuid for entry in same}  # never two copies on a device, not even for a moment
     free = {
@@ -119,7 +122,7 @@ def choose_device(
     if ready:
         return PlacementChoice(uuid=ready[0].uuid, ready=True)
     if not free:
-        return PlacementChoice(why=f"{model.name} is being unloaded")
+        return PlacementChoice(why=waits)
     largest = max([0, *free.values()])
     return PlacementChoice(
         why=f"{model.name} needs {model.memory_mib} MiB, {largest} MiB are free and no idle models make room"

@@ -85,7 +85,7 @@ class LoadFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeNode:
-    """A process of the role `serve`, as it reported last."""
+    """A process of the role `serve`, or one that scores (`scores`), as it reported last."""
 
     name: str  # of the process, unique in the pool
     node: str  # its machine
@@ -96,6 +96,7 @@ class ServeNode:
     faults: tuple[LoadFault, ...] = ()
     why: str = ""  # why it loads nothing now
     beat_ms: int = 0  # Redis clock
+    scores: bool = False  # it loads our own models alone (own_models.py), and answers no requests
 
 
 class ServedModels:

@@ -147,6 +147,12 @@ class LineModel:
             raise BadBundle(f"{bundle_dir} cannot be loaded: {exc}; train again") from exc
         return cls(network, tokenizer, config, words, device, novelty=novelty, prior=prior)
 
+    @property
+    def weights_mib(self) -> int:
+        """The memory of the weights, rounded up."""
+        weights = self.network.state_dict().values()
+        return -(-sum(int(each.numel()) * int(each.element_size()) for each in weights) // 2**20)
+
     def on(self, device: str) -> "LineModel":
         """The same model with weights of its own on another device."""
         network = copy.deepcopy(self.network)

@@ -255,7 +255,7 @@ GROUPS: Final = (
         "gpu/place.lua drops entries without a live lease"),
     ("gpu:served", "hash `tenant/name/version` -> JSON", "models that are served on leases (gpu/served.py)",
         "1,000; `logweir gpu models remove`, and the fourth version of a name"),
-    ("gpu:serve_nodes", "hash name -> JSON", "processes that serve models, and their room",
+    ("gpu:serve_nodes", "hash name -> JSON", "processes that serve models or score, and their room",
         "as they end; ServedModels.nodes after a silent hour"),
     ("gpu:wanted", "zset `tenant/name/version` -> ms", "models that were asked for lately", "30 s"),
     ("gpu:planning", "string", "the process that plans now", "TTL 1 s"),

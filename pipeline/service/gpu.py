@@ -19,13 +19,14 @@ from pipeline.gpu.served_files import put_model_file
 from pipeline.gpu.serving import read_pending
 from pipeline.gpu.values import Need, PoolLease, PoolRequest, TenantBudget, scoring_need
 from pipeline.messages.routing import QUEUE_GPU, GpuView, route
+from pipeline.models.registry import Registry
 from pipeline.observe.presence import Presence
 from pipeline.redis.connection import now_ms
 from pipeline.service.access.audit import record_change
 from pipeline.service.access.key_changes import KeyAsked, add_key, revoke_key
 from pipeline.service.access.keys import GPU, MAX_KEY_NAME
-from pipeline.service.pool_facts import model_rows
 from pipeline.service.questions import UsageColumn
+from pipeline.service.running.model_rows import model_rows, own_rows
 from pipeline.service.values import CanInfer, NewKey, UsageView
 from pipeline.settings import Settings
 from pipeline.sinks.choose import usage_of
@@ -131,8 +132,13 @@ def revoke_lease(client: "redis.Redis", settings: Settings, lease_id: str, why: 
 
 
 def served_rows(client: "redis.Redis", settings: Settings) -> list[dict[str, Any]]:
-    """Every version of every served model, by tenant and name, the newest first. Raises RedisUnavailable."""
-    return model_rows(read_pending(client, settings))
+    """Every version of every served model, by tenant and name, the newest first; then Logweir's own models.
+
+    Raises RedisUnavailable.
+    """
+    view, live = read_pending(client, settings), Registry(client, settings).current()
+    own = own_rows(view, Pool(client, settings).snapshot(), "" if live is None else live.version, settings)
+    return [*model_rows(view), *own]
 
 
 def serve_model(

@@ -6,9 +6,7 @@ Pure: everything is worked out from the one snapshot, so that the numbers of one
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from pipeline.gpu.homes import Pending, serve_state
 from pipeline.gpu.node import watchdog
-from pipeline.gpu.placing import Loaded
 from pipeline.gpu.policy.explain import (
     DeviceView,
     device_views,
@@ -185,45 +183,6 @@ def in_order(s: Snapshot) -> list[PoolRequest]:
         s.waiting,
         key=lambda r: (r.request_id != first, -r.need.priority, standing[r.need.tenant], r.since_ms),
     )
-
-
-def model_rows(view: Pending) -> list[dict[str, Any]]:
-    """Every version of every served model, and where its copies are; times in seconds."""
-    found = []
-    for model in sorted(view.models, key=lambda one: (one.tenant, one.name, -one.version)):
-        state, why = serve_state(view, model)
-        placed = view.copies_of(model)
-        found.append(
-            {
-                "tenant": model.tenant,
-                "model": model.name,
-                "version": model.version,
-                "newest": view.newest(model),
-                "state": state.value,
-                "why": why,
-                "ready": len(view.answering(model)),
-                "replicas": model.replicas,
-                "format": model.format.value,
-                "memory_mib": model.memory_mib,
-                "size": model.size,
-                "by": model.by,
-                "age_s": (view.now_ms - model.put_ms) / 1000,
-                "copies": [_copy(view, entry) for entry in placed],
-            }
-        )
-    return found
-
-
-def _copy(view: Pending, entry: Loaded) -> dict[str, Any]:
-    node = view.holder(entry)
-    return {
-        "device": entry.uuid,
-        "node": node.node if node is not None else "",
-        "holder": entry.holder,
-        "lease": entry.lease_id,
-        "state": entry.state.value,
-        "used_s_ago": (view.now_ms - entry.used_ms) / 1000,
-    }
 
 
 def _device(s: Snapshot, view: DeviceView) -> dict[str, Any]:

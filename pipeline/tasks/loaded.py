@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from cachetools import LRUCache
 
-from pipeline.errors import BadBundle, ModelUnavailable, RedisUnavailable
+from pipeline.errors import BadBundle, BadInput, LeaseRefused, ModelUnavailable, RedisUnavailable
+from pipeline.gpu.own_models import OwnCopies, scoring_model
 from pipeline.gpu.values import PoolLease
 from pipeline.imports import uncollected
 from pipeline.logs import logger
@@ -63,7 +64,7 @@ class LoadedModels:
         self.profile = profile
         self.place = "cpu"  # where networks run now, as torch names it
         self._networks: LRUCache[str, LineModel] = LRUCache(LOADED_MODELS)
-        self._on_device: LRUCache[str, LineModel] = LRUCache(LOADED_MODELS)
+        self._copies: OwnCopies[LineModel] | None = None  # on the leased device
         self._knowledge: LRUCache[str, Knowledge] = LRUCache(LOADED_MODELS)
         self._sessions: LRUCache[str, dict[tuple[str | None, str], SessionModel]] = LRUCache(LOADED_MODELS)
         self._lock = threading.RLock()
@@ -86,11 +87,19 @@ class LoadedModels:
         )
 
     def scorer(self, version: str) -> "LineModel":
-        """The network of a version on the device where this process may score now. Raises BadBundle."""
+        """The network of a version on the device where this process may score now.
+
+        It is the one in host memory, for the CPU, where there is no lease or the placement refuses the
+        version. Raises BadBundle, DeviceFailed, and what the device raises.
+        """
         network = self.network(version)
-        if self.place == "cpu":
+        if self._copies is None:
             return network
-        return self._cached(self._on_device, version, lambda: network.on(self.place))
+        try:
+            return self._copies.get(scoring_model(version, network.weights_mib))
+        except (LeaseRefused, BadInput, RedisUnavailable) as exc:
+            logger(version=version).info("share.not_placed", why=str(exc))
+            return network
 
     def knowledge(self, version: str) -> Knowledge:
         """The calibration and known lines of a version. Raises BadBundle."""
@@ -148,21 +157,45 @@ class LoadedModels:
             self.serving.version()
 
     def begin(self, lease: PoolLease) -> None:
-        """Start to use the leased device, within the leased memory. Raises LogweirError."""
-        if self.profile.device == "cpu":
-            return
-        from pipeline.gpu.node import cuda, mps
+        """Start to use the leased device, within the leased memory.
 
-        part = lease.parts[0]
-        context_mib = self.settings.internal.gpu_context_mib
-        if cuda.started_on() is None:  # CUDA reads them once
-            set_for_cuda(mps.of_part(part, context_mib))
-        self.place = cuda.begin(part.uuid, memory_mib=part.memory_mib, context_mib=context_mib)
+        Raises LogweirError, LeaseRefused before the start where the placement refuses the live model.
+        """
+        copies = self._ask_placement(lease)
+        if self.profile.device != "cpu":
+            from pipeline.gpu.node import cuda, mps
+
+            part = lease.parts[0]
+            context_mib = self.settings.internal.gpu_context_mib
+            if cuda.started_on() is None:  # CUDA reads them once
+                set_for_cuda(mps.of_part(part, context_mib))
+            self.place = cuda.begin(part.uuid, memory_mib=part.memory_mib, context_mib=context_mib)
+        self._copies = copies
+
+    def _ask_placement(self, lease: PoolLease) -> "OwnCopies[LineModel] | None":
+        """The copies of a scoring process under a lease; None for a process that scores nothing.
+
+        CUDA's context ends only with its process, so the placement is asked before there is one.
+        """
+        if self.profile.part is not ModelPart.NETWORK:
+            return None
+        copies: OwnCopies[LineModel] = OwnCopies(
+            self.registry.client, self.settings, lease=lease,
+            copy=lambda version: self.network(version).on(self.place),
+        )  # fmt: skip
+        with suppress(ModelUnavailable):
+            version = self.serving.version()
+            if version is not None and (
+                why := copies.placement.refusal(scoring_model(version, self.network(version).weights_mib))
+            ):
+                raise LeaseRefused(why)
+        return copies
 
     def unload(self) -> None:
         """Take the networks off the device."""
-        with self._lock:
-            self._on_device.clear()
+        if self._copies is not None:
+            self._copies.clear()
+        self._copies = None
         self.place = "cpu"
         if self.profile.device != "cpu":
             from pipeline.gpu.node import cuda

@@ -19,7 +19,8 @@ from pipeline.errors import BadInput, DeviceFailed, LeaseRefused, LogweirError, 
 from pipeline.gpu.leasing.renewal import LeaseInUse
 from pipeline.gpu.node.host_lock import HOST_DIRECTORY, host_lock
 from pipeline.gpu.node.inventory import this_node
-from pipeline.gpu.policy.scoring import scoring_device
+from pipeline.gpu.own_models import ScoringReports
+from pipeline.gpu.policy.scoring import scored_already, scored_devices, scoring_device
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import LeaseMode, PoolLease, scoring_need
 from pipeline.logs import logger
@@ -42,7 +43,7 @@ class DeviceUser(Protocol):
         """Slow work that needs no device, before the lease is asked for."""
 
     def begin(self, lease: PoolLease) -> None:
-        """Start to use the device. Raises LogweirError."""
+        """Start to use the device. Raises LogweirError; LeaseRefused where our models may not be there."""
 
     def unload(self) -> None:
         """Leave the device, as far as a living process can."""
@@ -114,6 +115,7 @@ class GpuShare:
         self.holder = holder
         self.place = place
         self.clock = clock
+        self.reports = ScoringReports(pool.client, settings, holder)
         self.need = scoring_need(settings, node=this_node())
         self.several = settings.gpu.infer_processes > 1  # on this machine, with a device each
         self.idle_s = settings.gpu.idle_s
@@ -146,6 +148,10 @@ class GpuShare:
                 if self._held is not None and (self._over() or self._broken is not None):
                     self._give_back()
 
+    def announce(self) -> None:
+        """Tell the pool from now on that this process scores, and why it has no device."""
+        self.reports.start()
+
     def fail(self, error: Exception) -> None:
         """The device failed in the current batch: it is given back afterwards, and not tried for a while."""
         self._broken = error
@@ -159,6 +165,7 @@ class GpuShare:
     def close(self) -> None:
         """Give back, at the end of the process."""
         self._stop.set()
+        self.reports.close()
         with self._turn:
             self._leave()
             if self._held is not None:
@@ -179,6 +186,7 @@ class GpuShare:
             return
         except (LeaseRefused, RedisUnavailable) as exc:
             logger().debug("share.refused", why=str(exc))
+            self.reports.refused(str(exc))
             metrics.lease_refused("share")
             self._not_before = self.clock() + REFUSED_S
         except BadInput as exc:
@@ -191,10 +199,11 @@ class GpuShare:
     def _pause(self, event: str, exc: Exception) -> None:
         expected = isinstance(exc, LogweirError)
         logger().warning(event, why=str(exc), exc_info=not expected)
+        self.reports.refused(str(exc), BROKEN_S)
         self._not_before = self.clock() + BROKEN_S
 
     def _begin(self) -> None:
-        """Lease, lock, start. After an error `_held` says whether a lease has to be given back."""
+        """Lease, lock, placement, start. After an error `_held` says whether a lease has to be given back."""
         self._keep()
         self.place.prepare()
         start = self.clock()
@@ -208,17 +217,25 @@ class GpuShare:
         except LeaseRefused as exc:  # as a rule for long, by a process that the pool does not know
             raise DeviceFailed(str(exc)) from exc
         self._touching = True
-        self.place.begin(lease)
+        try:
+            self.place.begin(lease)
+        except LeaseRefused as exc:  # by the placement: another lease would meet the same
+            raise DeviceFailed(str(exc)) from exc
+        self.reports.lease = lease
         logger(token=lease.token, device=lease.parts[0].uuid).info("share.taken")
 
     def _lease_of_own(self) -> PoolLease:
-        """Of a device without another scoring process, else of any. Raises as `Pool.request` does."""
-        if self.several and (device := scoring_device(self.pool.snapshot(), self.need, self.holder)):
-            try:
-                return self.pool.request(replace(self.need, device=device), holder=self.holder)
-            except LeaseRefused:  # it was taken meanwhile
-                pass
-        return self.pool.request(self.need, holder=self.holder)
+        """Of a device that no other scoring process has: a device has one copy of a model.
+
+        Raises as `Pool.request` does.
+        """
+        snapshot = self.pool.snapshot()
+        if why := scored_already(snapshot, self.need, self.holder):
+            raise LeaseRefused(why)
+        need = self.need
+        if self.several or scored_devices(snapshot, need, self.holder):
+            need = replace(need, device=scoring_device(snapshot, need, self.holder))
+        return self.pool.request(need, holder=self.holder)
 
     def _over(self) -> bool:
         renewal = self._held
@@ -228,6 +245,8 @@ class GpuShare:
         """Under `_turn`. The device first, then the right to it."""
         renewal, self._held = self._held, None
         why = (renewal.why() if renewal else "") or ("broken" if self._broken is not None else "not used")
+        if self.reports.lease is not None:
+            self.reports.refused(f"gave its device back: {why}")
         self._unload()
         if self._broken is not None and renewal is not None and self.place.began:
             renewal.dirty()  # it may still work there: the device stays closed until this process ends

@@ -27,6 +27,7 @@ from pipeline.errors import (
 )
 from pipeline.gpu.leasing.pool_ledger import SILENT
 from pipeline.gpu.node.inventory import this_node
+from pipeline.gpu.own_models import count_training
 from pipeline.gpu.values import LeaseKind, LeaseMode, Need, PoolLease
 from pipeline.logs import logger
 from pipeline.messages.routing import TASK_TRAIN
@@ -236,7 +237,7 @@ def _steps(
         settings=context.settings,
         held=renewal,
         marks=context.marks.look().holding,
-        alone=lambda: _device(context, go_on),
+        alone=lambda: _device(context, go_on, status.request_id),
         gang=_gang(context),
     ).run()
 
@@ -252,7 +253,7 @@ def _gang(context: Context) -> "GangFit | None":
 
 
 @contextmanager
-def _device(context: Context, go_on: Callable[[], None]) -> Iterator[Workplace]:
+def _device(context: Context, go_on: Callable[[], None], request_id: str) -> Iterator[Workplace]:
     """The GPU for ourselves when we train on one; asking for it closes the door to new shared leases.
 
     A machine whose GPU cannot be had or used trains on its CPU: a model that comes late is better than none.
@@ -265,7 +266,7 @@ def _device(context: Context, go_on: Callable[[], None]) -> Iterator[Workplace]:
             start = time.monotonic()
             lease = _gpu(context, go_on)
             metrics.lease_waited("training", time.monotonic() - start)
-            place = _start_gpu(context, stack, lease)
+            place = _start_gpu(context, stack, lease, request_id)
         except (BadInput, BadPayload, DeviceFailed, LeaseRefused) as exc:
             logger().warning("training.without_gpu", why=str(exc))
             if context.models.cuda_device is None:
@@ -274,11 +275,15 @@ def _device(context: Context, go_on: Callable[[], None]) -> Iterator[Workplace]:
         yield place
 
 
-def _start_gpu(context: Context, stack: ExitStack, lease: PoolLease) -> Workplace:
-    """Take a granted GPU into use, until the stack closes. Raises LeaseRefused, DeviceFailed."""
+def _start_gpu(context: Context, stack: ExitStack, lease: PoolLease, request_id: str) -> Workplace:
+    """Take a granted GPU into use, until the stack closes. Raises LeaseRefused, DeviceFailed.
+
+    The placement is asked first, as for every model on a device.
+    """
     renewal = stack.enter_context(context.pool.holding(lease))
     enrol(context.pool, lease)
     stack.enter_context(host_locks(lease, wait_s=LOCK_S))
+    count_training(context.client, context.settings, lease, request_id)
     try:
         context.models.begin(lease)
     except LogweirError:

@@ -107,6 +107,8 @@ def _reload_along(context: Context, role: Role, name: str) -> None:
 
     def begin(**_: object) -> None:
         Reloader(context, name).start()
+        if context.share is not None:
+            context.share.announce()
 
     signal_ = signals.worker_process_init if role.pool == "prefork" else signals.worker_ready
     signal_.connect(begin, weak=False)

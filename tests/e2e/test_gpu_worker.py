@@ -32,7 +32,8 @@ A = f"GPU-d{os.getpid():07x}-0000"  # a host has one lock per uuid, whoever runs
 # The GPU worker as it is, but for CUDA: what it begins stays with its process, as a context does.
 WORKER = """
 from pipeline.tasks.loaded import LoadedModels
-LoadedModels.begin = lambda self, lease: vars(self).update(marked=lease.parts[0].uuid)
+begin = LoadedModels.begin
+LoadedModels.begin = lambda self, lease: begin(self, lease) or vars(self).update(marked=lease.parts[0].uuid)
 LoadedModels.cuda_device = property(lambda self: vars(self).get("marked"))
 from pipeline.workers.gpu import main
 raise SystemExit(main(["gpu-test", "cpu"]))
@@ -115,6 +116,8 @@ def test_unknown_lines_go_to_the_gpu_when_it_is_open_and_to_the_cpu_while_somebo
     assert held is not None, "the share is kept for the next batch"
     child = machine.child().pid
     assert held.pids == (child,)
+    [shown] = json.loads(up.logweir("gpu", "models", "--json").stdout)
+    assert shown["model"].startswith("scoring m0") and (shown["state"], shown["ready"]) == ("ready", 1)
     on_cpu = len(up.events("infer-cpu", "batch.step"))
     with machine.pool.lease(ALONE, timeout_s=20):
         assert shared(machine) is None
@@ -123,6 +126,12 @@ def test_unknown_lines_go_to_the_gpu_when_it_is_open_and_to_the_cpu_while_somebo
             what="its process ends, and Celery starts another",
         )
         up.send(novel(20, "gpuheld"), "gpu2")
+
+        def pending() -> bool:
+            rows = json.loads(up.logweir("gpu", "models", "--json").stdout)
+            return any(row["state"] == "pending" and "is held alone" in row["why"] for row in rows)
+
+        until(pending, what="it is said why no process scores there")
     assert machine.scored() == before + 1
     assert len(up.events("infer-cpu", "batch.step")) == on_cpu + 1
     up.send(novel(20, "gpuback"), "gpu3")

@@ -514,6 +514,21 @@ def test_redis_checks_the_room_again(place: Callable[..., Placement]) -> None:
     assert placement._claim(a_model("small", 50), A, 150) is not None
 
 
+def test_models_of_all_leases_on_a_device_never_exceed_it_whatever_the_leases_say(
+    place: Callable[..., Placement], client: "redis.Redis", settings: Settings
+) -> None:
+    context = settings.internal.gpu_context_mib
+    device = Device(uuid=A, node="n", index=0, name="T4", total_mib=9_000, schedulable_mib=2 * context + 500)
+    assert (
+        Pool(client, settings).ledger.report(Report(node="n", agent="a", clock_ms=0, devices=(device,))) == ""
+    )
+    served, scoring = place("lease-serve", {A: 9_000}), place("lease-scoring", {A: 9_000})
+    assert served._claim(a_model("served", 300), A, 9_000) is not None
+    assert scoring._claim(a_model("scoring", 201), A, 9_000) is None
+    assert scoring._claim(a_model("scoring", 200), A, 9_000) is not None
+    assert served._claim(a_model("more", 1), A, 9_000) is None
+
+
 def test_an_unload_that_fails_keeps_its_memory_counted(
     place: Callable[..., Placement], monkeypatch: pytest.MonkeyPatch, weights: Weights
 ) -> None:

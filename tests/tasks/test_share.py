@@ -1,5 +1,6 @@
 """A scoring process's part of a GPU: taken, kept, given back; with a real pool on made-up devices."""
 
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -126,9 +127,14 @@ def test_scoring_processes_of_one_machine_take_a_device_each_while_there_is_one(
     snapshot = pool.snapshot()
     at_once = {scoring_device(snapshot, one.need, one.holder) for one in made[:3]}
     assert len(at_once) == 3, "also those that ask in the same moment"
-    assert all(batch(one) for one in made)
+    assert all(batch(one) for one in made[:3])
     used = [lease.parts[0].uuid for lease in pool.snapshot().leases]
-    assert len(used) == 4 and len(set(used)) == 3, "the fourth one shares"
+    assert len(set(used)) == 3
+    assert not batch(made[3]), "a device has one copy of a model, in one process"
+    assert re.fullmatch(
+        r"infer-gpu\S* scores on GPU-\S+ already, and no other device has room", made[3].reports.why
+    )
+    assert len(pool.snapshot().leases) == 3, "nor does it hold a lease for nothing"
     assert scoring_device(pool.snapshot(), made[3].need, made[3].holder) == ""
     for one in made:
         one.close()

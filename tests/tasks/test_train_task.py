@@ -41,6 +41,7 @@ from pipeline.records.verdict import pattern_ids
 from pipeline.records.versions import Live
 from pipeline.redis.leases import TRAINING, Leases, granted
 from pipeline.service import trainings as training_service
+from pipeline.service.gpu import served_rows
 from pipeline.service.trainings import TrainingAsked, request_training
 from pipeline.settings import Settings
 from pipeline.settings.train_source import TrainSource
@@ -644,6 +645,13 @@ def test_a_training_has_its_gpu_for_itself_from_the_fit_until_it_has_published(
     store(trainer_)
     asked(trainer_)
     seen: dict[TrainingState, list[PoolLease]] = {}
+    models: list[dict[str, Any]] = []
+    before_showing(
+        trainer_,
+        monkeypatch,
+        TrainingState.TRAINING,
+        lambda _: models.extend(served_rows(trainer_.client, trainer_.settings)),
+    )
     for state in (
         TrainingState.FETCHING,
         TrainingState.TRAINING,
@@ -661,6 +669,11 @@ def test_a_training_has_its_gpu_for_itself_from_the_fit_until_it_has_published(
     for state in (TrainingState.TRAINING, TrainingState.JUDGING, TrainingState.PUBLISHING):
         (lease,) = seen[state]
         assert (lease.need.mode, lease.parts[0].memory_mib) == (LeaseMode.EXCLUSIVE, 16_000)
+    [shown] = models
+    assert (shown["model"].split()[0], shown["state"], shown["memory_mib"]) == (
+        "training", "ready", 16_000 - trainer_.settings.internal.gpu_context_mib,
+    )  # fmt: skip
+    assert served_rows(trainer_.client, trainer_.settings) == [], "its entry ended with its lease"
     assert trainer_.pool.snapshot().leases == ()
     assert now_live(trainer_).version
 

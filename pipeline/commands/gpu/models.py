@@ -1,4 +1,4 @@
-"""`logweir gpu models [put|remove]`: models that nodes serve on leases of the pool."""
+"""`logweir gpu models [put|remove]`: models that nodes serve on leases of the pool, and Logweir's own."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -86,7 +86,9 @@ def show_served(args: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> 
         return 0
     console = out()
     if not rows:
-        console.print("no model is served; `logweir gpu models put NAME FILE` makes one", markup=False)
+        console.print(
+            "no model is on a leased device; `logweir gpu models put NAME FILE` makes one", markup=False
+        )
         return 0
     table = Table(
         "model", "tenant", "state", "ready", "memory", "where", "used", "because", box=None, pad_edge=False
@@ -95,11 +97,11 @@ def show_served(args: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> 
         ready = [copy for copy in row["copies"] if copy["state"] == "ready"]
         used = min((copy["used_s_ago"] for copy in ready), default=None)
         words = (
-            f"{row['model']} v{row['version']}",
+            row["model"] if row["version"] is None else f"{row['model']} v{row['version']}",
             row["tenant"],
             row["state"],
             f"{row['ready']}/{row['replicas']}",
-            size(row["memory_mib"]),
+            "" if row["memory_mib"] is None else size(row["memory_mib"]),
             ", ".join(sorted({copy["node"] or copy["holder"] for copy in row["copies"]})),
             "" if used is None else f"{seconds(max(0.0, used))} ago",
             row["why"],

@@ -15,16 +15,32 @@ def scoring_device(snapshot: Snapshot, need: Need, holder: str) -> str:
     Packing would put two processes on one device while another is idle. Processes that ask at once take
     different devices by the number in their name, as in `infer-gpu-2`.
     """
-    scored = {
-        part.uuid
+    scored = scored_devices(snapshot, need, holder)
+    free = [uuid for uuid in _fitting(snapshot, need) if uuid not in scored]
+    found = _NUMBER.search(holder)
+    return sorted(free)[(int(found[1]) - 1 if found else 0) % len(free)] if free else ""
+
+
+def scored_already(snapshot: Snapshot, need: Need, holder: str) -> str:
+    """The reason why no device is left, where only devices of other scoring processes have room; else ""."""
+    scored = scored_devices(snapshot, need, holder)
+    fitting = _fitting(snapshot, need)
+    if not fitting or not scored.keys() >= set(fitting):
+        return ""
+    return f"{scored[fitting[0]]} scores on {fitting[0]} already, and no other device has room"
+
+
+def scored_devices(snapshot: Snapshot, need: Need, holder: str) -> dict[str, str]:
+    """The devices that other scoring processes of ours have, and their holders."""
+    return {
+        part.uuid: lease.holder
         for lease in snapshot.leases
         if lease.need.kind is LeaseKind.INFER and lease.need.tenant == need.tenant and lease.holder != holder
         for part in lease.parts
     }
-    free = [
-        one.device.uuid
-        for one in not_reserved(snapshot, need)
-        if one.matches(need) and one.fits(need) and one.device.uuid not in scored
-    ]
-    found = _NUMBER.search(holder)
-    return sorted(free)[(int(found[1]) - 1 if found else 0) % len(free)] if free else ""
+
+
+def _fitting(snapshot: Snapshot, need: Need) -> list[str]:
+    """The devices that would take the need now."""
+    free = not_reserved(snapshot, need)
+    return sorted(one.device.uuid for one in free if one.matches(need) and one.fits(need))
