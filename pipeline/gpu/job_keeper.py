@@ -6,7 +6,8 @@ compare-and-set. So a keeper that is killed, or is slow, loses and doubles nothi
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -21,8 +22,12 @@ from pipeline.redis.connection import answering, now_ms
 TURN_MS: Final = 900  # from one round to the next, over all processes that keep jobs
 CALL_AGAIN_S: Final = 5.0  # between two messages to a node, of which one may be lost
 START_MS: Final = 20_000  # for a node to begin; then the job waits again
+# Waiting jobs that ask the pool at a time. All of 10,000 made a round of minutes, in which the agent that
+# kept them fell silent and its node lost every lease.
+MOST_ASKING: Final = 256
 IDLE_S: Final = 600.0  # between two looks for old jobs while none lives
 KEPT_ENDED: Final = 200  # jobs; each has up to 256 KiB of output
+BEHIND: Final = f"{MOST_ASKING} jobs ask for a GPU already; it asks when its turn has come"
 NO_NODE: Final = "no node takes jobs; set gpu_jobs = true on one with a GPU"
 NO_ENGINE: Final = (
     "none of these nodes has a container engine: {}; install Podman or start Docker there, "
@@ -47,6 +52,7 @@ class JobKeeper:
         self.name = uuid.uuid4().hex
         self._called: dict[tuple[str, int], float] = {}  # lease, rank -> monotonic, of the last call
         self._asked: set[str] = set()  # leases that this process asked for before
+        self._new: dict[str, PoolJob] = {}  # those of this round that it had not, by lease
         self._tidied = float("-inf")
 
     def round(self) -> None:
@@ -59,11 +65,22 @@ class JobKeeper:
                 return
         live = self.jobs.live()
         nodes = self.nodes() if any(job.state is JobState.WAITING for job in live) else {}
+        asking = asking_jobs(live, self._asked)
+        self._new, notes = {}, MOST_ASKING
         for job in live:
+            if job.state is JobState.WAITING and not job.cancel and job.lease_id not in asking:
+                if job.why != BEHIND and notes:
+                    notes -= 1
+                    self._note(job, BEHIND)
+                continue
             try:
                 self._move(job, nodes)
             except (LeaseRefused, BadInput) as exc:  # of this job; the others go on
                 self._note(job, str(exc))
+        if self._new:
+            for lease in self.pool.planner.first():
+                if lease.lease_id in self._new:
+                    self._start(self._new[lease.lease_id], lease)
         if any(job.state is JobState.WAITING for job in live):
             self.pool.planner.poll()
         leases = {job.lease_id for job in live}
@@ -108,10 +125,11 @@ class JobKeeper:
         if why := self.pool.refusal(request.need):
             self._note(job, why)
             return
+        if job.why == BEHIND:
+            self._note(job, "")
         lease = self.pool.ledger.wait(request, self.pool.settings.internal.lease_ttl_ms)
         if lease is None and job.lease_id not in self._asked:
-            granted = self.pool.planner.first()
-            lease = next((one for one in granted if one.lease_id == job.lease_id), None)
+            self._new[job.lease_id] = job
         self._asked.add(job.lease_id)
         if lease is not None:
             self._start(job, lease)
@@ -195,3 +213,26 @@ class JobKeeper:
         for number, job in enumerate(ended):
             if job.ended_ms < old or number < len(ended) - KEPT_ENDED:
                 self.jobs.forget(job.job_id)
+
+
+def asking_jobs(live: Sequence[PoolJob], asked: Collection[str]) -> frozenset[str]:
+    """The leases of the waiting jobs that ask the pool now: at most MOST_ASKING. Pure.
+
+    Those of the highest priority come first, and those that asked before. Then tenants take turns, and so do
+    the needs of one tenant that differ. So neither many jobs nor one need that never fits keep others away.
+    """
+    waiting = [job for job in live if job.state is JobState.WAITING and not job.cancel]
+    if len(waiting) <= MOST_ASKING:
+        return frozenset(job.lease_id for job in waiting)
+    forms: Counter[object] = Counter()
+    turns: Counter[str] = Counter()
+    ranked = []
+    for job in sorted(waiting, key=lambda one: (one.lease_id not in asked, one.submitted_ms, one.job_id)):
+        form = (job.need, bool(job.image))
+        ranked.append((-job.need.priority, forms[form], job.need.tenant, job.lease_id))
+        forms[form] += 1
+    found = []
+    for priority, _, tenant, lease_id in sorted(ranked, key=lambda one: one[:2]):
+        found.append((priority, turns[tenant], lease_id))
+        turns[tenant] += 1
+    return frozenset(lease_id for *_, lease_id in sorted(found)[:MOST_ASKING])

@@ -129,7 +129,9 @@ def test_unknown_lines_go_to_the_gpu_when_it_is_open_and_to_the_cpu_while_somebo
 
         def pending() -> bool:
             rows = json.loads(up.logweir("gpu", "models", "--json").stdout)
-            return any(row["state"] == "pending" and "is held alone" in row["why"] for row in rows)
+            return any(
+                row["state"] == "pending" and "every device is taken whole" in row["why"] for row in rows
+            )
 
         until(pending, what="it is said why no process scores there")
     assert machine.scored() == before + 1

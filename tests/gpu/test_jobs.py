@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -23,10 +24,11 @@ import polars as pl
 import psutil
 import pytest
 import redis
-from command_line import Verb
+from command_line import Verb, command_line
 from containers import Engine
 from fake_nvml_driver import Driver, Gpu
 from gpu_worlds import device, exclusive, lease
+from own_redis import server
 from polling import wait_until
 from pool_devices import put_devices
 
@@ -36,8 +38,8 @@ from pipeline.commands.gpu.run import Stop
 from pipeline.controller.training_status import Status
 from pipeline.controller.trainings import TrainingRequest
 from pipeline.errors import BadInput
-from pipeline.gpu import gang, job_files
-from pipeline.gpu.job_keeper import JobKeeper
+from pipeline.gpu import gang, job_files, job_keeper
+from pipeline.gpu.job_keeper import BEHIND, MOST_ASKING, JobKeeper, asking_jobs
 from pipeline.gpu.jobs import KEPT_BYTES, JobState, PoolJob, PoolJobs, lost
 from pipeline.gpu.node import address
 from pipeline.gpu.pool import Pool
@@ -151,6 +153,68 @@ def test_an_image_that_cannot_run_is_refused_when_it_is_submitted(
     said = logweir("gpu", "submit", "--memory", "1GiB", *flags)
     assert said.code == 2 and why in said.err
     assert keeping.jobs.count() == 0
+
+
+def test_of_many_waiting_jobs_some_ask_and_tenants_and_needs_take_turns() -> None:
+    many = [a_job(f"many-{n:03}", submitted_ms=n) for n in range(2 * MOST_ASKING)]
+    assert asking_jobs(many[:MOST_ASKING], ()) == {job.lease_id for job in many[:MOST_ASKING]}
+    other = a_job("other", submitted_ms=9_000, need=replace(NEED, tenant="research"))
+    large = a_job("large", submitted_ms=9_001, need=replace(NEED, memory_mib=70_000))
+    urgent = a_job("urgent", submitted_ms=9_002, need=replace(NEED, priority=1))
+    running = a_job("running", state=JobState.RUNNING)
+    asking = asking_jobs([*many, other, large, urgent, running], ())
+    assert len(asking) == MOST_ASKING
+    assert {"other.1", "large.1", "urgent.1", "many-000.1"} <= asking and "running.1" not in asking
+    assert "many-400.1" not in asking
+    assert "many-400.1" in asking_jobs([*many, other, large, urgent], {"many-400.1"}), "it keeps its turn"
+
+
+def test_a_crowd_of_jobs_asks_little_of_redis_and_says_that_it_waits(
+    keeping: Keeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_keeper, "MOST_ASKING", 8)
+    for number in range(40):
+        keeping.jobs.submit(a_job(f"job-{number:02}"))
+    keeping.round()
+    snapshot = keeping.pool.snapshot()
+    assert len(snapshot.leases) + len(snapshot.waiting) == 8
+    started = [job for job in keeping.jobs.live() if job.state is JobState.STARTING]
+    assert started and all(job.job_id < "job-08" for job in started)
+    keeping.round()
+    keeping.round()
+    waiting = [job for job in keeping.jobs.live() if job.why == BEHIND]
+    assert len(waiting) >= 16 and not any(
+        job.lease_id in {x.request_id for x in snapshot.waiting} for job in waiting
+    )
+
+
+def test_waiting_for_a_job_goes_on_through_a_restart_of_redis(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: "pytest.CaptureFixture[str]"
+) -> None:
+    options = ("--appendonly", "yes", "--appendfsync", "always")
+    own = settings.replace(redis_url=f"unix://{tmp_path / 'r.sock'}")
+
+    def outage() -> None:
+        with server(tmp_path, *options) as client:
+            jobs = PoolJobs(client, own)
+            jobs.submit(a_job("one"))
+            there.set()
+            calls = partial(client.info, "commandstats")
+            assert wait_until(lambda: calls().get("cmdstat_hget", {"calls": 0})["calls"] > 2, timeout_s=20)
+        time.sleep(1.2)  # it asks every half second
+        with server(tmp_path, *options) as client:
+            PoolJobs(client, own).change("one", lambda job: replace(job, state=JobState.SUCCEEDED))
+            ended.wait(20)
+
+    there, ended = threading.Event(), threading.Event()
+    thread = threading.Thread(target=outage)
+    thread.start()
+    assert there.wait(20)
+    with command_line(own, monkeypatch, capsys, columns=400) as verb:
+        said = verb("gpu", "wait", "one", "--timeout", "30s")
+    ended.set()
+    thread.join(20)
+    assert said.code == 0 and "Redis does not answer" in said.err
 
 
 def test_two_jobs_of_one_id_are_refused_and_an_ended_one_never_changes(keeping: Keeping) -> None:

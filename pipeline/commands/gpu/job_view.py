@@ -5,16 +5,20 @@ import re
 import sys
 import time
 from base64 import b64decode
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from rich.table import Table
 
 from pipeline.commands.common import cell, err, out, print_json, printable
+from pipeline.errors import RedisUnavailable
 from pipeline.units import seconds
 
 if TYPE_CHECKING:
     from pipeline.service.reading import PipelineReader
 
+T = TypeVar("T")
 POLL_S: Final = 0.5
 # A terminal acts on other control characters of a program's output.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -41,9 +45,8 @@ def show_jobs(args: argparse.Namespace, at: "PipelineReader") -> int:
 
 def show_output(args: argparse.Namespace, at: "PipelineReader") -> int:
     """The kept output of a job, and with `--follow` what comes, until it ends."""
-    since = 0
+    since, found = 0, at.gpu_job_output(args.job, 0, args.rank)
     while True:
-        found = at.gpu_job_output(args.job, since, args.rank)
         if found["first"] > since:
             job_remark(f"the first {found['first'] - since:,} bytes of the output are no longer kept")
         _show(b64decode(found["output"]))
@@ -51,9 +54,25 @@ def show_output(args: argparse.Namespace, at: "PipelineReader") -> int:
         if found["ended"] or not args.follow:
             break
         time.sleep(POLL_S)
+        found = through_outages(partial(at.gpu_job_output, args.job, since, args.rank))
     if args.follow and found["why"]:
         job_remark(f"{args.job} {found['state']}: {found['why']}")
     return 0
+
+
+def through_outages(ask: Callable[[], T], *, end: float | None = None) -> T:
+    """The answer once Redis gives one. Raises RedisUnavailable when it is away at `end` (monotonic)."""
+    said = False
+    while True:
+        try:
+            return ask()
+        except RedisUnavailable as exc:
+            if end is not None and time.monotonic() >= end:
+                raise
+            if not said:
+                job_remark(f"{exc}; the job goes on meanwhile, as long as its lease does")
+            said = True
+            time.sleep(POLL_S)
 
 
 def job_remark(words: str) -> None:

@@ -7,11 +7,12 @@ import argparse
 import re
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from pipeline.commands.common import out, print_json, printable
-from pipeline.commands.gpu.job_view import POLL_S, job_remark
+from pipeline.commands.gpu.job_view import POLL_S, job_remark, through_outages
 from pipeline.commands.gpu.request import LATER, need_of, request_name, seconds_of, user
 from pipeline.errors import BadInput
 from pipeline.gpu.gang import MOST_RANKS, RANK_VARIABLES
@@ -138,11 +139,13 @@ def _cancel(args: argparse.Namespace, jobs: PoolJobs, settings: Settings) -> int
 
 def _wait(args: argparse.Namespace, jobs: PoolJobs, settings: Settings) -> int:
     end = None if args.timeout is None else time.monotonic() + seconds_of("--timeout", args.timeout, 0.0)
-    while (job := jobs.known(args.job)).state not in ENDED:
+    job = jobs.known(args.job)
+    while job.state not in ENDED:
         if end is not None and time.monotonic() >= end:
             job_remark(f"{job.job_id} is {job.state} after {args.timeout}{f': {job.why}' if job.why else ''}")
             return LATER
         time.sleep(POLL_S)
+        job = through_outages(partial(jobs.known, args.job), end=end)
     if args.results is not None and job.results is not None:
         store = open_store(settings.data.store)
         fetch_files(store, job.job_id, RESULTS, job.results, Path(args.results))
