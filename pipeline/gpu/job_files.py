@@ -4,11 +4,12 @@ Each is one archive below `gpu-jobs/<job>/`, named and checked by its hash. It g
 """
 
 import hashlib
+import os
 import tarfile
 import tempfile
 import time
 from collections.abc import Collection
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from pipeline.errors import BadBundle, BadInput
@@ -23,11 +24,16 @@ MOST_BYTES: Final = 4 * 2**30  # one archive; larger data belong into the store 
 GRACE_S: Final = 86_400.0  # an upload comes before the record of its job
 
 
-def put_files(objects: Objects, job_id: str, name: str, directory: Path) -> JobFiles:
-    """Stores a directory. Raises BadInput when it is too large or unreadable, StoreUnavailable."""
+def put_files(
+    objects: Objects, job_id: str, name: str, directory: Path, *, left_out: list[str] | None = None
+) -> JobFiles:
+    """Stores a directory. `left_out`: as in pack_directory.
+
+    Raises BadInput when it is too large or unreadable, StoreUnavailable.
+    """
     with tempfile.TemporaryDirectory(prefix="logweir-job-") as folder:
         archive = Path(folder) / name
-        pack_directory(directory, archive)
+        pack_directory(directory, archive, left_out=left_out)
         total = archive.stat().st_size
         if total > MOST_BYTES:
             raise BadInput(
@@ -55,13 +61,40 @@ def fetch_files(objects: Objects, job_id: str, name: str, files: JobFiles, to: P
         unpack_archive(archive, to, what=f"{name} of job {job_id}")
 
 
-def pack_directory(directory: Path, archive: Path) -> None:
-    """Writes a directory as one archive. Raises BadInput when it cannot be read."""
+def pack_directory(directory: Path, archive: Path, *, left_out: list[str] | None = None) -> None:
+    """Writes a directory as one archive, without what no archive may bring to another machine.
+
+    That is a link that leads out of the directory, or a FIFO or device. Their names are put into `left_out`;
+    without that list the first one is BadInput. Raises BadInput when the directory cannot be read.
+    """
+    refused: list[str] = []
+
+    def kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        if _stays_inside(member):
+            return member
+        refused.append(member.name.removeprefix("./"))
+        return None
+
     try:
         with tarfile.open(archive, "w") as tar:
-            tar.add(directory, arcname=".")
+            tar.add(directory, arcname=".", filter=kept)
     except OSError as exc:
         raise BadInput(f"{directory} cannot be read: {exc}") from exc
+    if refused and left_out is None:
+        raise BadInput(
+            f"{directory}/{refused[0]} is a link that leads out of the directory, or no plain file; "
+            "copy the file itself, or leave it out"
+        )
+    if left_out is not None:
+        left_out[:] = refused
+
+
+def _stays_inside(member: tarfile.TarInfo) -> bool:
+    """Whether unpacking would take it."""
+    if member.issym():
+        target = os.path.normpath(f"{PurePosixPath(member.name).parent}/{member.linkname}")
+        return ".." not in PurePosixPath(target).parts and not member.linkname.startswith("/")
+    return member.isfile() or member.isdir() or member.islnk()
 
 
 def unpack_archive(archive: Path, to: Path, *, what: str) -> None:

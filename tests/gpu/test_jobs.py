@@ -276,6 +276,42 @@ def test_the_end_of_an_output_is_kept_and_its_bytes_keep_their_numbers(keeping: 
     assert jobs.read("none", 0) == (0, b"")
 
 
+def test_links_out_of_a_directory_are_refused_in_an_upload_and_left_out_of_results(
+    tmp_path: Path, keeping: Keeping, settings: Settings
+) -> None:
+    """Unpacking refuses them, so one of them would cost all other files."""
+    given, store = tmp_path / "given", open_store((tmp_path / "store").as_uri())
+    (given / "sub").mkdir(parents=True)
+    (given / "sub" / "model.pt").write_text("weights")
+    (given / "latest").symlink_to("sub/model.pt")
+    (given / "sub" / "up").symlink_to("../latest")
+    files = job_files.put_files(store, "one", "upload.tar", given)
+    job_files.fetch_files(store, "one", "upload.tar", files, tmp_path / "inside")
+    assert (tmp_path / "inside" / "sub" / "up").read_text() == "weights"
+    (given / "passwords").symlink_to("/etc/passwd")
+    (given / "sub" / "out").symlink_to("../../secret")
+    os.mkfifo(given / "pipe")
+    with pytest.raises(
+        BadInput, match=r"/(passwords|pipe|sub/out) is a link that leads out of the directory, or no"
+    ):
+        job_files.put_files(store, "one", "upload.tar", given)
+    keeping.jobs.submit(a_job("one", state=JobState.RUNNING))
+    results = JobResults(keeping.jobs, store, keeping.job("one"), given)
+    results.store()
+    assert sorted(results.left_out) == ["passwords", "pipe", "sub/out"]
+    found = keeping.job("one").results
+    assert found is not None
+    job_files.fetch_files(store, "one", "results.tar", found, tmp_path / "out")
+    assert sorted(one.name for one in (tmp_path / "out").rglob("*")) == ["latest", "model.pt", "sub", "up"]
+    given.rename(tmp_path / "moved")
+    given.symlink_to("/etc")  # the program put a link in the place of its results
+    results.store()
+    found = keeping.job("one").results
+    assert found is not None
+    job_files.fetch_files(store, "one", "results.tar", found, tmp_path / "nothing")
+    assert list((tmp_path / "nothing").iterdir()) == []
+
+
 @pytest.mark.parametrize("filters", [True, False])
 def test_an_archive_writes_nothing_outside_its_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filters: bool

@@ -34,6 +34,7 @@ class JobResults:
     ) -> None:
         self.jobs, self.objects, self.job, self.directory = jobs, objects, job, directory
         self.stores = stores
+        self.left_out: list[str] = []  # links and FIFOs that the archive of the results lacks
         self._stored = job.results
         self._seen: Signature = ()
         self._over = threading.Event()
@@ -64,7 +65,7 @@ class JobResults:
         signature = self._signature()
         if signature == self._seen:
             return
-        files = put_files(self.objects, self.job.job_id, RESULTS, self.directory)
+        files = put_files(self.objects, self.job.job_id, RESULTS, self.directory, left_out=self.left_out)
 
         def decide(job: PoolJob) -> PoolJob | None:
             # While the next attempt waits, none of its processes has read the record yet.

@@ -180,6 +180,10 @@ class JobRun:
             self.results.end()
         except (LogweirError, OSError) as exc:
             self._add(f"logweir: its results are not stored: {exc}\n".encode())
+        if lacking := self.results.left_out:
+            names = ", ".join(lacking[:3]) + (f" and {len(lacking) - 3} more" if len(lacking) > 3 else "")
+            why = "a link that leads out of them, or no plain file"
+            self._add(f"logweir: its results lack {names}: {why}\n".encode(errors="replace"))
         return outcome
 
     def _unused(self, why: str) -> Outcome:
