@@ -47,12 +47,21 @@ class Verb:
 REMOTE: Final = frozenset(
     (
         "status", "results", "patterns", "units", "incidents", "models", "train", "watch", "mark", "silence", "dead", "senders",
-        "gpu", "events", "health", "keys", "backfill", "compare", "sessions", "rates",
+        "gpu", "events", "health", "keys", "backfill", "compare", "sessions", "rates", "export",
     )
 )  # fmt: skip
+# The other verbs, and why none of them asks an API.
 ONLY_HERE: Final = {
-    "export": "`logweir export` reads all columns of any number of lines from the store itself; leave out --url and "
-    "run it where the store is, or take `results --json`"
+    "run": "it reads files of this machine, and keeps its results here",
+    "up": "it starts processes on this machine",
+    "console": "its link opens on the machine of the pipeline alone; open the URL, and sign in with a key there",
+    "doctor": "it looks at this machine",
+    "formats": "it reads files of this machine",
+    "drain": "it changes the pipeline; run it on the machine itself",
+    "stop": "it ends processes of a machine; run it there",
+    "send": "it sends lines, with a key of the intake; `logweir intake` names the address",
+    "intake": "it names addresses of its own machine; the page Send of the console shows them elsewhere",
+    "store": "it compares the store of its own machine with that of the pipeline; `logweir status` counts results",
 }
 GPU: Final = Verb("gpu", "gpu.verbs", None, "")  # its flags add it
 # In the order of `logweir --help`.
@@ -187,8 +196,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser().parse_args(argv)
         if args.url is not None:
             if args.verb not in REMOTE:
-                here = f"`logweir {args.verb}` works on the machine itself; leave out --url"
-                raise BadInput(ONLY_HERE.get(args.verb, here))
+                raise BadInput(
+                    f"`logweir {args.verb}` works on the machine itself: {ONLY_HERE[args.verb]}; leave out --url"
+                )
         elif args.key is not None:
             raise BadInput("--key is of an API; name the API with --url, or leave out --key")
         else:

@@ -383,6 +383,9 @@ def incidents(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--since", metavar="SPAN", help="only those that went on in the last 90s, 15m, 1h, 7d"
     )
+    parser.add_argument(
+        "--note", metavar="TEXT", help="write a note on this incident, for all who look at it"
+    )
 
 
 def events(parser: argparse.ArgumentParser) -> None:

@@ -8,9 +8,21 @@ from typing import Final
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.commands.common import NO_TIME, cell, out, print_json, printable, reading, redis_explained
+from pipeline.commands.common import (
+    NO_TIME,
+    cell,
+    out,
+    print_json,
+    print_outcome,
+    printable,
+    reached,
+    reading,
+    redis_explained,
+    settings_of,
+)
 from pipeline.errors import BadInput
 from pipeline.records.batch import utc_now
+from pipeline.service.handover.values import IncidentNote
 from pipeline.service.values import CauseView, Decision, IncidentPage, IncidentView, OneIncident
 from pipeline.units import listed, plural, seconds, time_of
 
@@ -24,19 +36,37 @@ def main(args: argparse.Namespace) -> int:
     since = time_of(args.since, now) if args.since else None
     if args.incident is not None and (args.open or since is not None):
         raise BadInput("one incident is shown whole; leave out --open and --since, or its id")
+    if args.note is not None:
+        return _write(args)
     at = reading(args)
     with redis_explained():
         if args.incident is not None:
             one = at.incident(args.incident)
             _notes(args, one.unseen)
-            return _show(one, as_json=args.json)
+            return _show(one, at.incident_notes(one.incident.id), as_json=args.json)
         page = at.incidents(only_open=args.open, since=since)
     _notes(args, page.unseen)
     return _list(page, args)
 
 
-def _notes(args: argparse.Namespace, notes: list[str]) -> None:
-    for note in [] if args.json else notes:
+def _write(args: argparse.Namespace) -> int:
+    """Writes a note on an incident, under the name of the user of this machine."""
+    from pipeline.redis.connection import connect
+    from pipeline.service.access.audit import user_of_machine
+    from pipeline.service.handover.notes import add_note
+
+    if args.incident is None:
+        raise BadInput("--note is of one incident; give its id, which `logweir incidents` lists")
+    if args.url is not None:
+        raise BadInput("`logweir incidents --note` works on the machine itself; leave out --url")
+    settings = reached(settings_of(args))
+    with redis_explained():
+        note = add_note(connect(settings), settings, args.incident, args.note, by=user_of_machine())
+    return print_outcome(args, asdict(note), f"the note of {note.by} is kept")
+
+
+def _notes(args: argparse.Namespace, unseen: list[str]) -> None:
+    for note in [] if args.json else unseen:
         out().print(note, style="yellow", markup=False, soft_wrap=True)
 
 
@@ -83,10 +113,10 @@ def _description(incident: IncidentView) -> list[Text]:
     ]
 
 
-def _show(one: OneIncident, *, as_json: bool) -> int:
+def _show(one: OneIncident, notes: list[IncidentNote], *, as_json: bool) -> int:
     incident = one.incident
     if as_json:
-        print_json(asdict(incident))
+        print_json(asdict(incident) | {"notes": [asdict(note) for note in notes]})
         return 0
     console = out()
     word, style = _KINDS[incident.severity]
@@ -123,6 +153,12 @@ def _show(one: OneIncident, *, as_json: bool) -> int:
         console.print(Text("    ") + cell(_one_line(cause.text, 1_000)), soft_wrap=True)
     if incident.more_causes:
         console.print(f"and {plural(incident.more_causes, 'cause')} more", markup=False)
+    if notes:
+        console.print("\nnotes, the oldest first:")
+    for note in notes:
+        console.print(f"{note.at:%Y-%m-%d %H:%M} UTC, {printable(note.by)}:", markup=False, style="dim")
+        for line in note.text.splitlines():
+            console.print(f"    {printable(line)}", markup=False, soft_wrap=True)
     if name := next(filter(None, (cause.mark for cause in incident.causes)), None):
         console.print(f"\n`logweir mark {name} normal` if this is nothing to be told of", markup=False)
     return 0

@@ -12,9 +12,10 @@ the named server and to no other one.
 import http.client
 import json
 import ssl
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
@@ -22,6 +23,7 @@ import msgspec
 from pipeline.controller.training_status import Status
 from pipeline.errors import AnswerCancelled, BadInput, LeaseRefused, NotFound, SourceUnavailable
 from pipeline.observe.events import EventPage
+from pipeline.service.handover.values import IncidentNote
 from pipeline.service.questions import LinesAsked, PatternsAsked, UsageColumn
 from pipeline.service.running.values import PipelineHealth
 from pipeline.service.stored.asked_units import UnitsAsked, UnitsFound
@@ -33,6 +35,7 @@ from pipeline.service.stored.values import (
     Comparison,
     SessionFinding,
     SessionRecords,
+    TablePage,
     TemplateValues,
 )
 from pipeline.service.values import (
@@ -64,7 +67,10 @@ TIMEOUT_S: Final = 70.0  # more than the server takes at most
 PAGE: Final = 1_000
 MAX_ANSWER: Final = 256 << 20  # bytes
 
+AGAIN_S: Final = (1.0, 2.0, 4.0, 8.0, 15.0)  # before a page of a table is asked for again
+
 T = TypeVar("T")
+TableKind = Literal["csv", "parquet"]
 
 
 class Event(NamedTuple):
@@ -121,6 +127,23 @@ class Client:
             found += page.lines
             left -= len(page.lines)
         return LinePage(lines=found, next=page.next, stored_in=page.stored_in, workloads=page.workloads)
+
+    def tables(self, asked: LinesAsked, kind: TableKind) -> Iterator[TablePage]:
+        """All stored lines that match, with all columns, as files: the pages of one CSV, or Parquet files.
+
+        A page that does not come is asked for again, for half a minute. Raises SourceUnavailable then."""
+        query = _query(
+            format=kind, since=asked.since, until=asked.until, workload=asked.workload, level=asked.level,
+            text=asked.text, template=asked.template_id, anomalous=asked.anomalous,
+        )  # fmt: skip
+        cursor, lines = asked.cursor, 0
+        while True:
+            page = self._table(f"/export?{urlencode(query | _query(cursor=cursor))}", lines)
+            yield page
+            lines += page.lines
+            cursor = page.next
+            if cursor is None:
+                return
 
     def around(self, record_id: str, records: int, at: datetime | None = None) -> LinePage:
         """A stored line with so many before and after it. `at`: its time, which spares a search."""
@@ -229,6 +252,14 @@ class Client:
         the last line that the person saw; `lasts`: of a snooze, 15m, 1h, 7d. It needs the scope `mark`."""
         body = {"seen": seen, "lasts": lasts, "why": why}
         return self.call("POST", f"/incidents/{quote(incident, safe='')}/{action}", IncidentView, body)
+
+    def incident_notes(self, name: str) -> list[IncidentNote]:
+        """What people wrote on an incident, the oldest first, by its id or the beginning of it."""
+        return self._get(f"/incidents/{quote(name, safe='')}/notes", list[IncidentNote])
+
+    def write_note(self, incident: str, text: str) -> IncidentNote:
+        """Writes a note on an incident, of at most 2,000 characters. It needs the scope `mark`."""
+        return self.call("POST", f"/incidents/{quote(incident, safe='')}/notes", IncidentNote, {"text": text})
 
     def models(self) -> list[ModelView]:
         """Model versions and their states."""
@@ -386,18 +417,44 @@ class Client:
                 "which version"
             ) from exc
 
+    def _table(self, path: str, before: int) -> TablePage:
+        """A page of a table. `before`: lines that have come already."""
+        for pause_s in (*AGAIN_S, None):
+            try:
+                answer, headers = self._exchanged("GET", path, None)
+            except (SourceUnavailable, AnswerCancelled) as exc:
+                if pause_s is None:
+                    raise SourceUnavailable(
+                        f"the lines were cut off after {before:,}: {exc}; ask again, or for parts of the span"
+                    ) from exc
+                time.sleep(pause_s)
+            else:
+                break
+        count = headers.get("X-Lines", "")
+        if not (count.isascii() and count.isdecimal()):
+            raise SourceUnavailable(
+                f"{self.url} gives no tables; see whether it is Logweir, and which version"
+            )
+        return TablePage(body=answer, lines=int(count), next=headers.get("X-Next"))
+
     def _answer(self, method: str, path: str, body: bytes | None) -> bytes:
+        return self._exchanged(method, path, body)[0]
+
+    def _exchanged(self, method: str, path: str, body: bytes | None) -> tuple[bytes, http.client.HTTPMessage]:
         connection, response = self._sent(method, path, body, {})
         try:
             self._check(response)
             answer = response.read(MAX_ANSWER + 1)
+            cut = len(answer) <= MAX_ANSWER and bool(response.length)  # of bytes that were announced
         except (OSError, http.client.HTTPException) as exc:
             raise self._no_answer(exc) from exc
         finally:
             connection.close()
         if len(answer) > MAX_ANSWER:
             raise BadInput(f"{self.url} answers with more than {MAX_ANSWER:,} bytes; ask for less")
-        return answer
+        if cut:
+            raise SourceUnavailable(f"{self.url} broke its answer off after {len(answer):,} bytes; ask again")
+        return answer, response.headers
 
     def _sent(
         self, method: str, path: str, body: bytes | None, more: Mapping[str, str]

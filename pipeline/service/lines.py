@@ -33,6 +33,13 @@ _COLUMNS: Final = [field.name for field in fields(Line) if field.name in RESULT_
 
 def stored_lines(answers: Answers, settings: Settings, asked: LinesAsked) -> LinePage:
     """A page of lines. A cursor keeps the span of the first page. Raises BadInput, and as `Answers` does."""
+    rows, following = line_rows(answers, asked)
+    seen = _visible(answers, asked.only) if rows.is_empty() else []
+    return LinePage(lines=lines_of_rows(rows), next=following, stored_in=place_of(settings), workloads=seen)
+
+
+def line_rows(answers: Answers, asked: LinesAsked) -> tuple[pl.DataFrame, str | None]:
+    """The rows of a page in RESULT_SCHEMA, and the next cursor. Raises as `stored_lines`."""
     before = None
     if asked.cursor is not None:
         position = cursor_position(asked.cursor, tuple[int, str, int | None, int | None], *asked.filters)
@@ -64,8 +71,7 @@ def stored_lines(answers: Answers, settings: Settings, asked: LinesAsked) -> Lin
             span_us = [None if at is None else epoch_us(at) for at in (asked.since, asked.until)]
             last = [epoch_us(rows["timestamp"][-1]), rows["record_id"][-1]]
             following = cursor_text([*last, *span_us], *asked.filters)
-    seen = _visible(answers, asked.only) if rows.is_empty() else []
-    return LinePage(lines=lines_of_rows(rows), next=following, stored_in=place_of(settings), workloads=seen)
+    return rows, following
 
 
 def last_stored(answers: Answers, *, only: tuple[str, ...] = ()) -> datetime | None:

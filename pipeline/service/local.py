@@ -20,6 +20,8 @@ from pipeline.service.access.audit import read_audit
 from pipeline.service.access.key_changes import read_keys
 from pipeline.service.dead_letters import chosen_letters, read_dead_batch, read_dead_letters
 from pipeline.service.gpu import job_output, job_rows, read_usage, served_rows
+from pipeline.service.handover.notes import notes_of
+from pipeline.service.handover.values import IncidentNote
 from pipeline.service.incidents import read_incident, read_incidents, silences_in_use
 from pipeline.service.lines import around_line, stored_lines, stored_patterns, stored_rates
 from pipeline.service.marks import read_marks
@@ -171,6 +173,10 @@ class Local:
     def incident(self, name: str) -> OneIncident:
         """As the protocol says."""
         return read_incident(self.client, self.settings, utc_now(), name)
+
+    def incident_notes(self, name: str) -> list[IncidentNote]:
+        """As the protocol says."""
+        return notes_of(self.client, self.settings, name)
 
     def models(self) -> list[ModelView]:
         """As the protocol says."""

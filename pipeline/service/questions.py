@@ -14,6 +14,7 @@ from pipeline.records.levels import LEVELS
 from pipeline.units import span, time_of
 
 MAX_TEXT: Final = 2_000  # characters of a text that is looked for
+TABLE_PAGE: Final = 10_000  # lines of a page of a table; DuckDB finds as many by their keys first
 MAX_SPAN: Final = timedelta(days=3_660)
 BUCKETS: Final = 24  # of a trend
 MOST_AMONG: Final = 5_000  # templates that a question names

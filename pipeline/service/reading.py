@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from pipeline.controller.training_status import Status
 from pipeline.observe.events import EventPage
+from pipeline.service.handover.values import IncidentNote
 from pipeline.service.questions import LinesAsked, PatternsAsked, UsageColumn
 from pipeline.service.running.values import PipelineHealth
 from pipeline.service.stored.asked_units import UnitsAsked, UnitsFound
@@ -106,6 +107,9 @@ class PipelineReader(Protocol):
 
     def incident(self, name: str) -> OneIncident:
         """One by its id, or the beginning of it."""
+
+    def incident_notes(self, name: str) -> list[IncidentNote]:
+        """What people wrote on an incident, the oldest first."""
 
     def models(self) -> list[ModelView]:
         """Model versions and their states."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.cli import main, parser
+from pipeline.cli import ONLY_HERE, REMOTE, VERBS, main, parser
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,17 @@ def test_what_was_right_is_taken_as_before() -> None:
 def test_a_key_without_the_address_of_an_api_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--key", "x", "status"]) == 2
     assert "name the API with --url" in capsys.readouterr().err
+
+
+def test_every_verb_asks_an_api_or_says_why_not(capsys: pytest.CaptureFixture[str]) -> None:
+    verbs = {verb.name for verb in VERBS}
+    assert REMOTE | ONLY_HERE.keys() == verbs and not REMOTE & ONLY_HERE.keys()
+    # What reads, and yet is left out: files and the state of one machine, and its own addresses.
+    assert ONLY_HERE.keys() - {"run", "up", "drain", "stop", "send"} == {
+        "console", "doctor", "formats", "intake", "store",
+    }  # fmt: skip
+    for verb, why in ONLY_HERE.items():
+        needed = {"run": ["x.log"], "send": ["x.log"], "formats": ["x.log"]}.get(verb, [])
+        assert main(["--url", "http://127.0.0.1:9", verb, *needed]) == 2
+        said = capsys.readouterr().err
+        assert said == f"logweir: `logweir {verb}` works on the machine itself: {why}; leave out --url\n"

@@ -15,7 +15,7 @@ import pytest
 from answers_contract import frame, row
 from command_line import Verb, command_line
 
-from pipeline.commands import export
+from pipeline.commands.stored import tables
 from pipeline.opensearch.client import opensearch_client
 from pipeline.opensearch.documents import indices
 from pipeline.records.schema import RESULT_SCHEMA
@@ -165,7 +165,7 @@ def test_a_full_disk_is_no_damage_of_the_results(
         path.write_text("half")
         raise wrapped(f"parquet: underlying IO error: {os.strerror(28)} (os error 28)")
 
-    monkeypatch.setitem(export.WRITERS, "parquet", full)
+    monkeypatch.setitem(tables.WRITERS, "parquet", full)
     said = logweir("export", "--parquet", str(tmp_path / "out"))
     assert said.err == (
         f"logweir: --parquet {tmp_path / 'out'} cannot be written (No space left on device); free space, fix the "
@@ -189,7 +189,7 @@ def test_an_export_that_fails_leaves_nothing_and_says_what_to_do(
         (tmp_path / "half").write_text("half")
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setitem(export.WRITERS, "csv", full)
+    monkeypatch.setitem(tables.WRITERS, "csv", full)
     said = logweir("export", "--csv", str(tmp_path / "out.csv"))
     assert "No space left on device" in said.err
     assert not (tmp_path / "out.csv").exists()

@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import psutil  # type: ignore[import-untyped] # it publishes no types
 
@@ -24,7 +24,13 @@ if TYPE_CHECKING:
     from pipeline.settings import Settings
 
 
+READING: Final = frozenset({"top", "leases", "tenants", "jobs", "logs", "models", "usage"})
+
+
 def main(args: argparse.Namespace) -> int:
+    reads = args.action in READING and not getattr(args, "change", None)
+    if args.url is not None and not reads:
+        raise BadInput(f"`logweir gpu {args.action}` works on the machine itself; leave out --url")
     if args.action == "simulate":
         from pipeline.commands.gpu import simulate as gpu_simulate
 
@@ -37,13 +43,9 @@ def main(args: argparse.Namespace) -> int:
         from pipeline.commands.gpu import usage as gpu_usage
 
         return gpu_usage.main(args)
-    if args.action in ("top", "leases", "tenants", "jobs", "logs", "models") and not getattr(
-        args, "change", None
-    ):
+    if reads:
         with redis_explained():
             return _read(args)
-    if args.url is not None:
-        raise BadInput(f"`logweir gpu {args.action}` works on the machine itself; leave out --url")
     code = 1
     try:
         code = _reached(args)

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Final
 
 from pipeline.report.text import clipped
-from pipeline.service.handover.notes import IncidentNote
+from pipeline.service.handover.values import IncidentNote
 from pipeline.service.values import CauseView, IncidentView, Line
 from pipeline.units import one_line, plural, visible
 

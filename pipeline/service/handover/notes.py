@@ -5,7 +5,6 @@ alone. An incident has few of them, and they go when nobody has written one for 
 """
 
 import json
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from pipeline.records.batch import utc_now
 from pipeline.redis.connection import answering
 from pipeline.redis.keys import Keys
 from pipeline.service.access.audit import record_change
+from pipeline.service.handover.values import IncidentNote
 from pipeline.service.incidents import read_incident
 from pipeline.settings import Settings
 
@@ -24,20 +24,20 @@ MOST_CHARS: Final = 2_000  # of a note
 TTL: Final = timedelta(days=90)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IncidentNote:
-    """What one person wrote, and when."""
-
-    by: str
-    at: datetime
-    text: str
-
-
 def read_notes(client: "redis.Redis", settings: Settings, incident: str) -> list[IncidentNote]:
     """Notes on the incident with this id, the oldest first. Raises RedisUnavailable."""
     with answering():
         raw: Any = client.lrange(Keys(settings.redis.key_prefix).incident_notes(incident), 0, -1)
     return [_note(json.loads(entry)) for entry in raw]
+
+
+def notes_of(
+    client: "redis.Redis", settings: Settings, name: str, only: tuple[str, ...] = ()
+) -> list[IncidentNote]:
+    """Notes on an incident by its id, or the beginning of it. `only`: the workloads that the reader sees.
+
+    Raises BadInput, NotFound, RedisUnavailable."""
+    return read_notes(client, settings, read_incident(client, settings, utc_now(), name, only).incident.id)
 
 
 def add_note(

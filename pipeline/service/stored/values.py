@@ -177,3 +177,12 @@ class TemplateValues:
     hosts: dict[str, int]
     levels: dict[str, int]
     usual: list[UsualValues] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablePage:
+    """Stored lines as a file of a kind. `next`: the cursor of the older ones, None at the end."""
+
+    body: bytes
+    lines: int
+    next: str | None

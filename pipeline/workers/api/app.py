@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pipeline import __version__
 from pipeline.redis.connection import answering
-from pipeline.workers.api import acting, beside, facts, stored
+from pipeline.workers.api import acting, beside, exporting, facts, notes, stored
 from pipeline.workers.api.answering import problem_schema
 from pipeline.workers.api.asking import Api
 from pipeline.workers.api.console.app import install_console
@@ -63,7 +63,8 @@ def specified_app() -> FastAPI:
         docs_url=None,  # its page loads scripts of another host
         redoc_url=None,
     )
-    for routes in (stored.router, beside.router, facts.router, acting.router):
+    # A note has a path of its own among the decisions about an incident, so it comes first.
+    for routes in (stored.router, exporting.router, beside.router, facts.router, notes.router, acting.router):
         app.include_router(routes, prefix=PREFIX)
     install_problems(app)
     made = app.openapi

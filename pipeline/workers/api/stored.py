@@ -55,14 +55,19 @@ class Filters(BaseModel):
         return None if self.template is None else template_number(self.template, flag="template")
 
 
-class LinesQuery(Filters):
-    """Filters of lines."""
+class LinesFilters(Filters):
+    """Filters of lines, however they are answered."""
 
     since: str | None = Field(None, max_length=40, description="The last 15m, 1h, 7d, or a time in ISO 8601.")
     level: Literal["trace", "debug", "info", "notice", "warning", "error", "critical", "fatal"] | None = (
         Field(None, description="This level or a graver one.")
     )
     text: str | None = Field(None, max_length=2_000, description="A text of the message, whatever its case.")
+
+
+class LinesQuery(LinesFilters):
+    """Filters of lines in pages and rows."""
+
     context: int = Field(
         0, ge=0, le=50, description="Also so many lines before and after each, of its source."
     )

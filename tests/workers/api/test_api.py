@@ -41,6 +41,7 @@ from pipeline.records.delivery import Meta
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
+from pipeline.service import client as client_module
 from pipeline.service.access.keys import SenderKeys
 from pipeline.service.access.own_key import own_key_file
 from pipeline.service.gpu import add_tenant, remove_tenant
@@ -620,6 +621,86 @@ def test_a_verb_prints_the_same_through_the_api(both: tuple[Verb, Verb], verb: s
     assert here.out or here.code
 
 
+def test_an_export_through_the_api_holds_the_rows_of_a_local_one(
+    asked: Asked, both: tuple[Verb, Verb], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "AGAIN_S", (0.0,))
+    asks = Client._sent
+    seen: list[str] = []
+
+    def cut(self: Client, method: str, path: str, *how: Any) -> Any:
+        """Every second request for a page finds no API."""
+        seen.append(path)
+        if path.startswith("/export") and len(seen) % 2:
+            raise SourceUnavailable("cut")
+        return asks(self, method, f"{path}&limit=700", *how)
+
+    monkeypatch.setattr(Client, "_sent", cut)
+    chosen = ("--workload", "shop/*", "--since", "2026-01-01", "--text", "line")
+    for kind in ("csv", "parquet", "delta"):
+        files = [tmp_path / f"{where}.{kind}" for where in ("here", "there")]
+        for run, file in zip(both, files, strict=True):
+            said = run("export", f"--{kind}", file, *chosen, "--json")
+            assert (said.code, json.loads(said.out or "{}").get("lines")) == (0, 2_500), said
+        read: Any = {"csv": pl.read_csv, "parquet": pl.read_parquet, "delta": pl.read_delta}[kind]
+        here, there = (read(str(file)).sort("record_id") for file in files)
+        assert here.equals(there) and here.schema == there.schema
+    assert len(seen) == 3 * 4 * 2  # pages of 700, each at the second try
+    monkeypatch.setattr(client_module, "AGAIN_S", ())
+    said = both[1]("export", "--csv", tmp_path / "cut.csv", *chosen)
+    assert (said.code, "cut off after 0: cut; ask again" in said.err) == (1, True), said
+    assert not [path for path in tmp_path.iterdir() if "cut" in path.name or path.name.startswith(".")]
+
+
+def test_pages_of_an_export_are_one_file_and_show_no_other_workload(asked: Asked) -> None:
+    narrow = asked.new_key("exports", "read", only=("shop/web",))
+    path, text = "/api/v1/export?since=2h&limit=1000", ""
+    assert wait_until(lambda: asked.ask(path, key=narrow).status == 200, timeout_s=5)
+    while path:
+        page = asked.ask(path, key=narrow)
+        text += page.body.decode()
+        path = page.headers.get("link", "").partition(">")[0].removeprefix("<")
+        assert page.headers["content-type"].startswith("text/csv") and bool(path) == (
+            "x-next" in page.headers
+        )
+    rows = pl.read_csv(text.encode())
+    assert (rows.height, rows["workload"].unique().to_list()) == (1_250, ["shop/web"])
+    for wrong in ("format=delta", "limit=10001", "context=1", "cursor=x"):
+        assert asked.ask(f"/api/v1/export?{wrong}").status == 400
+    assert asked.ask("/api/v1/keys/exports", "DELETE").status == 200
+
+
+def test_notes_are_written_and_read_by_those_who_see_the_incident(
+    asked: Asked, both: tuple[Verb, Verb]
+) -> None:
+    names = {one.workloads[0]: one.id for one in asked.client.incidents().incidents}
+    writes, reads = (asked.new_key(f"note-{scope}", scope, only=("shop/web",)) for scope in ("mark", "read"))
+    own, other = (f"/api/v1/incidents/{names[name]}/notes" for name in ("shop/web", "other"))
+    assert wait_until(lambda: asked.ask(own, key=reads).status == 200, timeout_s=5)
+    note = {"text": f"the disk was full {MARKUP}"}
+    made = asked.ask(own, "POST", key=writes, body=note)
+    assert (made.status, made.json["by"], made.json["text"]) == (201, "note-mark", note["text"]), made
+    assert asked.ask(own, "POST", key=reads, body=note).status == 403
+    for key in (writes, reads):
+        assert asked.ask(other, key=key).status == 404
+    assert asked.ask(other, "POST", key=writes, body=note).status == 404
+    for wrong in ({"text": " "}, {"text": "x" * 2_001}, {"text": ""}, {}, {"text": "a", "by": "me"}):
+        assert asked.ask(own, "POST", body=wrong).status == 400
+    asked.client.write_note(names["shop/web"][:8], "calm again")
+    texts = [one.text for one in asked.client.incident_notes(names["shop/web"][:8])]
+    assert texts == [note["text"], "calm again"]
+    here, there = (run("incidents", names["shop/web"][:8]) for run in both)
+    assert here.out == there.out and "notes, the oldest first:" in here.out and "\x1b" not in here.out
+    said = both[0]("incidents", names["shop/web"][:8], "--note", "from the machine", "--json")
+    assert json.loads(said.out)["text"] == "from the machine"
+    assert "of one incident" in both[0]("incidents", "--note", "x").err
+    audit = asked.get("/audit?limit=3")["entries"]
+    assert [one["action"] for one in audit] == ["incident.note"] * 3
+    assert audit[2]["by"] == "note-mark" and "full" not in json.dumps(audit)
+    for name in ("note-mark", "note-read"):
+        assert asked.ask(f"/api/v1/keys/{name}", "DELETE").status == 200
+
+
 def test_status_and_gpu_top_print_the_same_but_for_the_moment(both: tuple[Verb, Verb]) -> None:
     for verb in (("status",), ("gpu", "top", "--once")):
         here, there = (run(*verb) for run in both)
@@ -634,7 +715,8 @@ def test_status_and_gpu_top_print_the_same_but_for_the_moment(both: tuple[Verb, 
 
 def test_a_verb_that_changes_things_says_that_it_works_on_the_machine(both: tuple[Verb, Verb]) -> None:
     for verb in ("train", "watch add a", "mark 1 normal", "dead retry all", "gpu release a --token 1", "up",
-                 "models rollback", "results files", "keys revoke a", "backfill s3://b/p", "export --csv a.csv", "silence a --for 1h --why w"):  # fmt: skip
+                 "models rollback", "results files", "keys revoke a", "backfill s3://b/p", "silence a --for 1h --why w",
+                 "incidents a --note b", "store", "gpu simulate"):  # fmt: skip
         said = both[1](*verb.split())
         assert (said.code, "leave out --url" in said.err) == (2, True), said
 

@@ -12,7 +12,8 @@ from fastapi.responses import Response
 from pipeline.errors import NotFound
 from pipeline.records.batch import utc_now
 from pipeline.service.handover.markdown import incident_markdown
-from pipeline.service.handover.notes import MOST_CHARS, IncidentNote, read_notes
+from pipeline.service.handover.notes import MOST_CHARS, read_notes
+from pipeline.service.handover.values import IncidentNote
 from pipeline.service.lines import stored_lines
 from pipeline.service.questions import LinesAsked, asked_moment, template_number
 from pipeline.service.values import CauseView, IncidentState, IncidentView, Line, MarkView

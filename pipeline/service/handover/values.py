@@ -1,0 +1,13 @@
+"""What people hand over with an incident, as answers hold it."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentNote:
+    """What one person wrote, and when."""
+
+    by: str
+    at: datetime
+    text: str
