@@ -1,7 +1,6 @@
 """How answers leave: JSON with an ETag, or a row a line while the client reads."""
 
 import asyncio
-import functools
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable
 from hashlib import blake2b
@@ -9,11 +8,13 @@ from typing import Any, Final
 
 import msgspec
 from fastapi import Request
+from fastapi.dependencies.models import Dependant
 from fastapi.responses import Response, StreamingResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from pipeline.errors import BadInput
+from pipeline.settings.values import nearest
 from pipeline.workers.api.problems import AskRefused, Problem
 
 NDJSON: Final = "application/x-ndjson"
@@ -90,27 +91,33 @@ class StrictRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def strict(request: Request) -> Response:
-            check_parameters(request.url.path, request.query_params, self._known)
+            check_parameters(request.url.path, request.query_params, known)
             return await handle(request)
 
+        known = parameters_of(self.dependant)
         return strict
 
-    @functools.cached_property
-    def _known(self) -> list[str]:
-        found: list[str] = []
-        for field in self.dependant.query_params:
-            kind = field.field_info.annotation
-            model = isinstance(kind, type) and issubclass(kind, BaseModel)
-            found += kind.model_fields if model else [field.alias]  # type: ignore[union-attr] # it is a model
-        return found
+
+def parameters_of(dependant: Dependant) -> list[str]:
+    """The names of the parameters in the query of a route, and of what it depends on."""
+    found: list[str] = []
+    for field in dependant.query_params:
+        kind = field.field_info.annotation
+        model = isinstance(kind, type) and issubclass(kind, BaseModel)
+        found += kind.model_fields if model else [field.alias]  # type: ignore[union-attr] # it is a model
+    for below in dependant.dependencies:
+        found += parameters_of(below)
+    return found
 
 
 def check_parameters(path: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Raises BadInput for the first parameter that is not known."""
+    """Raises BadInput for the first parameter that is not known, with the nearest one."""
     for name in given:
         if name not in known:
             others = f"use {', '.join(sorted(known))}" if known else "it has none"
-            raise BadInput(f"{path[:200]} has no parameter {name[:60]!r}; {others}")
+            meant = nearest(name[:60], known, limit=1)
+            remedy = f"did you mean {meant[0]!r}?" if meant else others
+            raise BadInput(f"{path[:200]} has no parameter {name[:60]!r}; {remedy}")
 
 
 def problem_schema() -> dict[str, Any]:

@@ -2,15 +2,21 @@
 
 import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
+from fastapi.routing import APIRoute
 from hypothesis import given
 from hypothesis import strategies as some
 
+from pipeline.errors import BadInput
 from pipeline.records.batch import utc_now
 from pipeline.service.values import Line
+from pipeline.workers.api.answering import check_parameters, parameters_of
 from pipeline.workers.api.console import words
+from pipeline.workers.api.console.app import ROUTERS, router
 from pipeline.workers.api.console.charts import HEIGHT, CauseLane, bars, lane
+from pipeline.workers.api.console.doors import of_page
 from pipeline.workers.api.console.views import console_templates, link, static_url
 
 AT = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
@@ -120,3 +126,57 @@ def test_the_address_of_a_file_changes_with_its_bytes() -> None:
     assert re.fullmatch(r"/static/[0-9a-f]{12}/console\.css", static_url("console.css"))
     with pytest.raises(KeyError):
         static_url("../app.py")
+
+
+ROUTES = {
+    route.path: parameters_of(route.dependant)
+    for part in (router, *ROUTERS)
+    for route in part.routes
+    if isinstance(route, APIRoute) and route.methods == {"GET"}
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "says"),
+    [
+        ("/lines", "wrokload", "/lines has no parameter 'wrokload'; did you mean 'workload'?"),
+        ("/lines", "sice", "/lines has no parameter 'sice'; did you mean 'since'?"),
+        ("/patterns", "marks", "/patterns has no parameter 'marks'; did you mean 'marked'?"),
+        ("/gpu", "xyz", "/gpu has no parameter 'xyz'; use by, since"),
+        ("/silences", "since", "/silences has no parameter 'since'; it has none"),
+        ("/lines", "x" * 10_000, f"/lines has no parameter '{'x' * 60}'; use "),
+    ],
+)
+def test_a_page_refuses_a_parameter_that_it_does_not_have(path: str, given: str, says: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        check_parameters(path, of_page([*ROUTES[path], given]), ROUTES[path])
+    assert str(refused.value).startswith(says)
+
+
+def test_a_page_passes_over_its_zone_and_what_mail_programs_append() -> None:
+    appended = ["zone", "utm_source", "utm_x", "fbclid", "gclid", "msclkid", "mc_cid", "mc_eid"]
+    for path, known in ROUTES.items():
+        check_parameters(path, of_page([*known, *appended]), known)
+    assert of_page(["utm", "zones", "x_utm_"]) == ["utm", "zones", "x_utm_"]
+
+
+def test_no_link_of_a_page_has_a_parameter_that_its_target_refuses() -> None:
+    folder = Path(words.__file__).parent
+    texts = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("templates/*.html")}
+    texts["console.js"] = (folder / "static" / "console.js").read_text(encoding="utf-8")
+    seen = set()
+    for name, text in texts.items():
+        for path, query in re.findall(
+            r"""["`](/(?!api/)[^?"`{}]*(?:{{[^}]*}}[^?"`{}]*)?)\?([^"`]*)["`]""", text
+        ):
+            target = re.sub(r"T?{{[^}]*}}", "{x}", path)
+            known = next((ROUTES[one] for one in ROUTES if re.sub(r"{[^}]*}", "{x}", one) == target), None)
+            assert known is not None, (name, path)
+            given = re.findall(r"(?:^|&(?:amp;)?)(\w+)=", re.sub(r"{%[^%]*%}|{{[^}]*}}", "", query))
+            check_parameters(target, given, known)
+            seen.add(target)
+        own = ROUTES.get(f"/{name.removesuffix('.html')}")
+        if own is not None:
+            for changes in re.findall(r"\blink\(([^)]*)\)", text):
+                check_parameters(name, re.findall(r"(?:^|, )(\w+)=", changes), own)
+    assert {"/lines", "/patterns", "/patterns/{x}", "/compare", "/units", "/sessions", "/events"} <= seen

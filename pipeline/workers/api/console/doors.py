@@ -5,7 +5,7 @@ A form needs the token of its session and the origin of this host, for browsers 
 
 import hmac
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
@@ -21,6 +21,7 @@ from pipeline.records.batch import utc_now
 from pipeline.service.access.console_sessions import LOCAL, ConsoleSession, ConsoleSessions
 from pipeline.service.access.keys import READ
 from pipeline.workers.api.access import Asker, own_asker
+from pipeline.workers.api.answering import check_parameters, parameters_of
 from pipeline.workers.api.asking import api_of
 from pipeline.workers.api.console.views import Visitor, render
 from pipeline.workers.api.problems import AskRefused, first_mistake, status_of
@@ -35,18 +36,27 @@ TITLES: Final = {
 }
 
 
+# What an address has beside the parameters of its page: the zone of its times, which the script of the page
+# reads, and marks that mail programs and chats append to a link without asking.
+OF_ALL_PAGES: Final = frozenset({"zone", "fbclid", "gclid", "msclkid", "mc_cid", "mc_eid"})
+APPENDED: Final = "utm_"
+
+
 class SignIn(Exception):
     """Nobody has signed in; the page is asked for again afterwards."""
 
 
 class ConsoleRoute(APIRoute):
-    """A route whose errors are pages for people."""
+    """A route whose errors are pages for people. It refuses parameters that it does not have, as the API
+    does: with a slip in its address a page would show other lines than its reader believes."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
+        known = parameters_of(self.dependant)
 
         async def answer(request: Request) -> Response:
             try:
+                check_parameters(request.url.path, of_page(request.query_params), known)
                 return await handler(request)
             except SignIn:
                 return _sign_in(request)
@@ -60,6 +70,11 @@ class ConsoleRoute(APIRoute):
                 return failure_page(request, 503, f"Redis does not answer ({exc})")
 
         return answer
+
+
+def of_page(names: Iterable[str]) -> list[str]:
+    """The parameters that a page itself must know."""
+    return [name for name in names if name not in OF_ALL_PAGES and not name.startswith(APPENDED)]
 
 
 def cookie_name(request: Request) -> str:
