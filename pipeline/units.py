@@ -78,6 +78,7 @@ def seconds(length: float) -> str:
     return f"{length / 3600:.1f} h" if length < 48 * 3600 else f"{length / 86400:.0f} d"
 
 
+LOG_YEARS: Final = range(1678, 2262)  # whole ones that 64 bits of nanoseconds hold
 _SPAN: Final = re.compile(r"(\d{1,6})([smhd])")
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -97,6 +98,15 @@ def time_of(text: str, now: datetime, *, flag: str = "--since") -> datetime:
     """The moment that `--since TEXT` means: a span before `now`, or a time in ISO 8601. Raises BadInput.
 
     A time without offset is UTC."""
+    moment = _moment_of(text, now, flag)
+    if moment.year not in LOG_YEARS:
+        raise BadInput(
+            f"{flag} {text!r} lies in the year {moment.year}; give a time from {LOG_YEARS[0]} to {LOG_YEARS[-1]}"
+        )
+    return moment
+
+
+def _moment_of(text: str, now: datetime, flag: str) -> datetime:
     try:
         length = span(text)
         if length is not None:

@@ -11,7 +11,7 @@ from pipeline.controller.watchlist import check_pattern
 from pipeline.errors import BadInput
 from pipeline.observe.events import id_before, is_event_id
 from pipeline.records.levels import LEVELS
-from pipeline.units import span, time_of
+from pipeline.units import LOG_YEARS, span, time_of
 
 MAX_TEXT: Final = 2_000  # characters of a text that is looked for
 TABLE_PAGE: Final = 10_000  # lines of a page of a table; DuckDB finds as many by their keys first
@@ -158,5 +158,5 @@ def _check_filters(workload: str | None, since: datetime | None, until: datetime
     if workload is not None:
         check_pattern(workload)
     for name, at in (("since", since), ("until", until)):
-        if at is not None and not 1678 <= at.year <= 2261:  # what 64 bits of nanoseconds hold
+        if at is not None and at.year not in LOG_YEARS:
             raise BadInput(f"{name} {at.isoformat()} is no time of a log; give one of this age")

@@ -5,7 +5,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from pipeline.errors import BadInput
-from pipeline.service.questions import LinesAsked, PatternsAsked, pattern_span, template_number
+from pipeline.service.questions import (
+    LinesAsked,
+    PatternsAsked,
+    asked_moment,
+    pattern_span,
+    template_number,
+)
+from pipeline.service.stored.asked_units import units_asked
 from pipeline.watching.rows import RATES, template_of
 
 NOW = datetime(2026, 11, 25, 12, 3, 7, 250, tzinfo=UTC)
@@ -32,6 +39,28 @@ def test_other_spans_are_as_they_are_written() -> None:
     )
     even = datetime(2026, 11, 25, 12, 5, tzinfo=UTC)
     assert pattern_span("24h", None, even) == (even - timedelta(hours=24), even)
+
+
+@pytest.mark.parametrize("flag", ["since", "until", "normal", "at"])
+@pytest.mark.parametrize(
+    "text", ["0001-01-01T00:00:00+14:00", "0001-01-01", "1677-12-31", "9999-12-31T23:59:59-14:00", "200000d"]
+)
+def test_a_time_of_another_age_is_refused_before_anything_reckons_with_it(text: str, flag: str) -> None:
+    with pytest.raises(BadInput, match="give a time from 1678 to 2261"):
+        match flag:
+            case "normal":
+                units_asked("host", "1h", None, text, NOW)
+            case "at":
+                asked_moment(text, NOW, flag=flag)
+            case "until":
+                units_asked("host", "1h", text, None, NOW)
+            case _:
+                pattern_span(text, None, NOW)
+
+
+def test_units_of_all_ages_are_refused() -> None:
+    with pytest.raises(BadInput, match="the span is longer than"):
+        units_asked("host", "1678-01-01", "2261-01-01", None, NOW)
 
 
 def test_templates_of_findings_are_numbers_too() -> None:

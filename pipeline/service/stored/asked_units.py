@@ -58,5 +58,8 @@ def units_asked(
 ) -> UnitsAsked:
     """The question of these texts. Raises BadInput."""
     begin, end = pattern_span(since, until, now)
-    before = time_of(normal, now, flag="normal") if normal else begin - WINDOWS * (end - begin)
+    try:
+        before = time_of(normal, now, flag="normal") if normal else begin - WINDOWS * (end - begin)
+    except OverflowError as exc:
+        raise BadInput(f"the span is longer than {MAX_SPAN.days:,} days; ask for a shorter one") from exc
     return UnitsAsked(by=by, normal=before, since=begin, until=end, **more)  # type: ignore[arg-type]

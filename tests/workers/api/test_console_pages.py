@@ -457,8 +457,16 @@ def test_a_form_needs_the_token_of_its_session_and_its_own_origin(place: Place, 
     before = place.actions()
     fields = (("action", "add"), ("pattern", "prod/*"))
     assert local.do("/do/watch", *fields, token="0" * 32)[0] == 403
+    assert local.do("/do/watch", *fields, token="ü" * 32)[0] == 403
     assert local.do("/do/watch", *fields, Origin="http://evil.example")[0] == 403
     assert local.do("/do/key", ("name", "x"), ("scope", "admin"), token="")[0] == 403
+    # A session that has ended: the way in leads to the page of the form, and not to the form.
+    ended, own = Person(place.console, "lw_1=ended"), f"http://127.0.0.1:{place.console.port}"
+    for page, way in (
+        (f"{own}/learning?zone=UTC", "/in?next=%2Flearning%3Fzone%3DUTC"),
+        ("http://evil/x", "/in"),
+    ):
+        assert ended.do("/do/watch", *fields, token="x", Referer=page)[:2] == (303, way)
     assert place.actions() == before
 
 

@@ -1,10 +1,12 @@
 """Values as the pages of the console show them, and its small charts."""
 
+import asyncio
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from fastapi import Request
 from fastapi.routing import APIRoute
 from hypothesis import given
 from hypothesis import strategies as some
@@ -13,8 +15,9 @@ from pipeline.errors import BadInput
 from pipeline.records.batch import utc_now
 from pipeline.service.values import Line
 from pipeline.workers.api.answering import check_parameters, parameters_of
+from pipeline.workers.api.app import specified_app
 from pipeline.workers.api.console import words
-from pipeline.workers.api.console.app import ROUTERS, router
+from pipeline.workers.api.console.app import ROUTERS, install_console, router
 from pipeline.workers.api.console.charts import HEIGHT, CauseLane, bars, lane
 from pipeline.workers.api.console.doors import of_page
 from pipeline.workers.api.console.views import console_templates, link, static_url
@@ -180,3 +183,22 @@ def test_no_link_of_a_page_has_a_parameter_that_its_target_refuses() -> None:
             for changes in re.findall(r"\blink\(([^)]*)\)", text):
                 check_parameters(name, re.findall(r"(?:^|, )(\w+)=", changes), own)
     assert {"/lines", "/patterns", "/patterns/{x}", "/compare", "/units", "/sessions", "/events"} <= seen
+
+
+def test_a_fault_of_the_console_is_a_page_for_people_and_a_problem_for_programs() -> None:
+    app = specified_app()
+    install_console(app)
+
+    def answered(path: str, **headers: str) -> str:
+        named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": named}
+        answer = asyncio.run(app.exception_handlers[Exception](Request(scope), ZeroDivisionError("secret")))  # type: ignore[arg-type]
+        # A note on the page that is open is an answer that htmx takes.
+        assert (
+            answer.status_code == (200 if "hx_request" in headers else 500) and b"secret" not in answer.body
+        )
+        return str(answer.headers["content-type"])
+
+    assert answered("/lines", accept="text/html,*/*").startswith("text/html")
+    assert answered("/lines", hx_request="true").startswith("text/html")
+    assert answered("/lines") == answered("/api/v1/lines", accept="text/html") == "application/problem+json"

@@ -55,7 +55,18 @@ def install_console(app: FastAPI) -> None:
         answer: Response = await to_programs(request, exc)  # type: ignore[misc]
         return answer
 
+    to_log = app.exception_handlers[Exception]
+
+    async def of_fault(request: Request, exc: Exception) -> Response:
+        """A page for people where the console itself fails; the log has the traceback."""
+        answer: Response = await to_log(request, exc)  # type: ignore[misc]
+        people = "text/html" in request.headers.get("accept", "") or request.headers.get("hx-request")
+        if people and not request.url.path.startswith("/api/"):
+            return failure_page(request, 500, "The console failed; the log of the API says why")
+        return answer
+
     app.add_exception_handler(HTTPException, of_http)
+    app.add_exception_handler(Exception, of_fault)
 
 
 @router.get("/static/{version}/{name:path}")

@@ -17,7 +17,7 @@ from pipeline.service.questions import template_number
 from pipeline.service.values import Action
 from pipeline.units import listed
 from pipeline.workers.api.asking import api_of
-from pipeline.workers.api.console.doors import ConsoleRoute, sees
+from pipeline.workers.api.console.doors import ConsoleRoute, page_before, sees
 from pipeline.workers.api.console.views import Visitor, render
 
 router: Final = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
@@ -129,11 +129,7 @@ def answer_change(
 ) -> Response:
     """A note on the page. Without scripts, or after a question, the page again; `to`: another one."""
     if to or not request.headers.get("hx-request"):
-        back = request.headers.get("referer", "")
-        host = request.headers.get("host", "")
-        inside = back.partition("://")[2]
-        again = "/" + inside.partition("/")[2] if inside.startswith(f"{host}/") else "/"
-        return RedirectResponse(to or again, 303)
+        return RedirectResponse(to or page_before(request), 303)
     answer = render(request, visitor, "toast.html", text=text, undo=undo, bad=False)
     answer.headers["HX-Trigger"] = "lw-changed"
     return answer

@@ -138,7 +138,8 @@ async def _check_form(request: Request, visitor: Visitor) -> None:
     if origin is None or urlsplit(origin).netloc.lower() != host:
         raise AskRefused(403, "a form comes from a page of this console alone; open the page again")
     form = await request.form()
-    if not hmac.compare_digest(str(form.get("token", "")), visitor.token):
+    given = str(form.get("token", "")).encode(errors="replace")  # compared as bytes: a text must be ASCII
+    if not hmac.compare_digest(given, visitor.token.encode()):
         raise AskRefused(403, "the form belongs to another session; open the page again")
 
 
@@ -149,7 +150,16 @@ def _sign_in(request: Request) -> Response:
     if request.headers.get("sec-fetch-site") == "cross-site" and request.method == "GET":
         return render(request, None, "again.html")
     target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    if request.method != "GET":  # a form, which must not be asked for: the page that it stood on
+        target = page_before(request)
     return RedirectResponse("/in" if target == "/" else f"/in?next={quote(target, safe='')}", 303)
+
+
+def page_before(request: Request) -> str:
+    """The page of this console that a form stood on, the first one where none is named."""
+    inside = request.headers.get("referer", "").partition("://")[2]
+    host = request.headers.get("host", "")
+    return "/" + inside.partition("/")[2] if inside.startswith(f"{host}/") else "/"
 
 
 def failure_page(request: Request, status: int, sentence: str) -> Response:
