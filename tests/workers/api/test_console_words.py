@@ -18,8 +18,10 @@ from pipeline.workers.api.answering import check_parameters, parameters_of
 from pipeline.workers.api.app import specified_app
 from pipeline.workers.api.console import words
 from pipeline.workers.api.console.app import ROUTERS, install_console, router
+from pipeline.workers.api.console.asks import span_of
 from pipeline.workers.api.console.charts import HEIGHT, CauseLane, bars, lane
 from pipeline.workers.api.console.doors import of_page
+from pipeline.workers.api.console.rates import whole_cells
 from pipeline.workers.api.console.views import console_templates, link, static_url
 
 AT = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
@@ -49,6 +51,8 @@ def line(**changes: object) -> Line:
         (words.level_class("warning"), "s2"), (words.level_class(None), "s1"), (words.level_class("<b>"), "s1"),
         (words.severity_word(3), "error"), (words.severity_word(0), "unusual"), (words.total([[1, 2], [3, 4]]), [4, 6]),
         (words.pieces("a <*> of <NUM>"), [("a ", False), ("<*>", True), (" of ", False), ("<NUM>", True), ("", False)]),
+        (words.quoted_parts("lines of `a` and `b <*>` name it"), [("lines of ", False), ("a", True), (" and ", False), ("b <*>", True), (" name it", False)]),
+        (words.quoted_parts("x"), [("x", False)]), (words.quoted_parts("`cut"), [("cut", True)]),
         (words.sentence("It waits"), "It waits."), (words.sentence("It waits."), "It waits."), (words.trend_words([0, 0]), "Trend: no line"),
         (words.trend_words([0, 1_200, 3]), "Trend in 3 parts: at most 1,200 lines, in part 2; 3 in the last"),
         (link("/lines", {"q": "a b", "cursor": "c"}, {"since": "1h"}), "/lines?q=a+b&since=1h"),
@@ -129,6 +133,16 @@ def test_the_address_of_a_file_changes_with_its_bytes() -> None:
     assert re.fullmatch(r"/static/[0-9a-f]{12}/console\.css", static_url("console.css"))
     with pytest.raises(KeyError):
         static_url("../app.py")
+
+
+@pytest.mark.parametrize(("since", "cell"), [("24h", "1:00:00"), ("6h", "0:15:00"), ("7d", "7:00:00")])
+def test_cells_of_rates_are_whole_minutes(since: str, cell: str) -> None:
+    looked_at = span_of(since, None)
+    shown = whole_cells(looked_at, since, None)
+    assert str(shown.length / 24) == cell and shown.until == looked_at.until
+    assert whole_cells(looked_at, since, "1m") is looked_at is whole_cells(looked_at, "2026-11-20", None)
+    short = span_of("1h", None)
+    assert whole_cells(short, "1h", None) is short
 
 
 ROUTES = {

@@ -174,4 +174,8 @@ def failure_page(request: Request, status: int, sentence: str) -> Response:
         )
         return answer
     title = TITLES.get(status, "It did not work")
-    return render(request, None, "error.html", code=status, status=status, title=title, sentence=sentence)
+    again = request.url.path if status == 400 and request.method == "GET" and request.url.query else ""
+    return render(
+        request, None, "error.html",
+        code=status, status=status, title=title, sentence=sentence, again=again,
+    )  # fmt: skip

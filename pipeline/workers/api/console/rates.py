@@ -10,10 +10,12 @@ from fastapi.responses import Response
 
 from pipeline.service.stored.expected import expected_rates
 from pipeline.service.values import CauseView, WorkloadRate
+from pipeline.units import span as length_of_span
 from pipeline.watching.rates.outlook import ExpectedLines
 from pipeline.workers.api.asking import api_of
 from pipeline.workers.api.console.asks import (
     IncidentRow,
+    Span,
     newest_span,
     some_rates,
     span_of,
@@ -26,6 +28,8 @@ from pipeline.workers.api.console.views import Visitor, render
 router: Final = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
 See = Annotated[Visitor, Depends(sees())]
 PARTS: Final = 24
+MINUTE: Final = timedelta(minutes=1)
+LEAST_CELL: Final = timedelta(minutes=5)  # of the finest counts
 SHOWN: Final = 60  # workloads
 SHADES: Final = 6
 BANDS: Final = 5  # workloads whose expected lines are worked out, some milliseconds each
@@ -70,7 +74,7 @@ async def rates_page(
     all: bool = False,
 ) -> Response:
     """Workloads by time as a heat map, each cell of which leads to its patterns."""
-    span = span_of(since, until)
+    span = whole_cells(span_of(since, until), since, until)
     table = await some_rates(
         request, visitor, span, buckets=PARTS, workload=await workload_filter(request, workload)
     )
@@ -92,6 +96,16 @@ async def rates_page(
         hidden=len(table.workloads) - len(shown), moves=_moves(incidents, table.since, table.until)[:MOVES],
         newest=None if table.workloads else await newest_span(request, visitor, span),
     )  # fmt: skip
+
+
+def whole_cells(looked_at: Span, since: str, until: str | None) -> Span:
+    """A span such as 24h up to now, as PARTS cells of whole minutes.
+
+    It was widened to whole five minutes, and the headings of uneven cells would drift."""
+    cell = looked_at.length / PARTS // MINUTE * MINUTE
+    if until or length_of_span(since) is None or cell < LEAST_CELL:
+        return looked_at
+    return replace(looked_at, since=looked_at.until - PARTS * cell)
 
 
 def heat_row(rate: WorkloadRate, parts: Sequence[HeatPart]) -> HeatRow:

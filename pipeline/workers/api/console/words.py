@@ -125,6 +125,11 @@ def pieces(text: str, chars: int = MESSAGE) -> list[tuple[str, bool]]:
     return list(_pieces(shown, (match.span() for match in _HOLE.finditer(shown))))
 
 
+def quoted_parts(text: str, chars: int = 400) -> list[tuple[str, bool]]:
+    """A sentence in parts, True for what stands between backticks in it: texts of lines."""
+    return [(part, at % 2 == 1) for at, part in enumerate(clipped(text, chars).split("`")) if part]
+
+
 def why_scored(line: Line) -> str:
     """Why a line scored, in one sentence."""
     parts = explain(line.reasons or [], line.level, line.message or "")
@@ -184,7 +189,7 @@ def _pieces(text: str, spans: Iterable[tuple[int, int]]) -> Iterator[tuple[str, 
 
 FILTERS: Final = (
     number, share, score, bytes_size, times, ago, length_of, iso_time, clock_time, level_class, severity_word, pieces,
-    why_scored, message_pieces, clip, sentence, trend_words, chance, visible, moment_ms, moment_iso,
+    quoted_parts, why_scored, message_pieces, clip, sentence, trend_words, chance, visible, moment_ms, moment_iso,
 )  # fmt: skip
 
 
