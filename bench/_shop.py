@@ -24,7 +24,14 @@ from pipeline.watching.sessions.model import SessionModel
 from pipeline.watching.units.evidence import surprises
 from pipeline.watching.units.own_time import spans_of
 from pipeline.watching.units.ranking import weigh_units
-from pipeline.watching.units.unit_lines import UNIT_LINES, UnitFold, UnitTable, both_ends, unit_lines
+from pipeline.watching.units.unit_lines import (
+    UNIT_LINES,
+    UnitFold,
+    UnitTable,
+    both_ends,
+    listened_ports,
+    unit_lines,
+)
 
 WINDOW_S: Final = 15.0  # of the normal windows: as long as most faults last
 FAULTS_FROM: Final = 1_000  # windows of faults; those below are normal
@@ -107,6 +114,7 @@ def judge(half: ShopHalf, numbers: Sequence[Sequence[WatcherFinding]]) -> ShopJu
                 "message", (pl.col("at") * 1e6).cast(pl.Int64).cast(pl.Datetime("us")).alias("timestamp")
             )
         ),
+        listened_ports(judged.lines["message"]),
     )
     found = [_found(every), *(_of_numbers(at, items) for at, items in enumerate(numbers) if items)]
     return ShopJudged(lines=every, found=pl.concat(found), services=half.services, faults=half.faults)
@@ -155,7 +163,7 @@ def _found(lines: pl.DataFrame) -> pl.DataFrame:
                 if verdict.anomalous
             ]
     rows_ = [
-        (service, window, None, 0, _CAUSE, True, p_value, True, *[None] * 6)
+        (service, window, None, 0, _CAUSE, True, p_value, True, *[None] * 7)
         for service, window, p_value in found
     ]
     return pl.DataFrame(rows_, schema=UNIT_LINES, orient="row")

@@ -100,6 +100,7 @@ def judged_lines(units: UnitSet, *, seed: int) -> JudgedLines:
         "text": pl.lit(None),
         "occasion": pl.lit(None),
         "shift": pl.lit(value=False),
+        "port": pl.lit(None),
     } | {name: pl.lit(None) for name in SPANS}
     every = lines.join(
         few.drop("level", "new", "reasons"), on=keys, how="left", maintain_order="left"
@@ -122,7 +123,7 @@ def _found(lines: pl.DataFrame, units: UnitSet) -> pl.DataFrame:
         verdicts_ = model.judge([sessions[unit] for unit in judged])
         found |= {u: v.p_value for u, v in zip(judged, verdicts_, strict=True) if v.anomalous}
     return pl.DataFrame(
-        [(unit, 0, None, 0, _CAUSE, True, p, True, *[None] * 6) for unit, p in sorted(found.items())],
+        [(unit, 0, None, 0, _CAUSE, True, p, True, *[None] * 7) for unit, p in sorted(found.items())],
         schema=UNIT_LINES,
         orient="row",
     )

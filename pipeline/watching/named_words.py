@@ -1,7 +1,8 @@
 """Words of a text that may name a service or a host: `payments` in "payments POST /charges: refused".
 
 A word of a path, a file, an address of mail, or a key of a field is no name; a host stands behind // too.
-Pure.
+An address without a name, as in `connect() to 10.0.0.7:8080 failed`, names the program that said on which
+port it listens. Pure.
 """
 
 import re
@@ -12,6 +13,18 @@ LEAST_CHARS: Final = 3  # of a name; a shorter one stands in too many lines
 _WORD: Final = re.compile(
     r"(?:(?<![\w/.@-])|(?<=//))([A-Za-z][\w-]*(?:\.[\w-]+)*)(:\d{2,5}\b)?(?![\w/@=-])(?![\"']\s*[:=])"
 )
+_ADDRESS: Final = re.compile(
+    r"(?<![\w.:])(?:\d{1,3}(?:\.\d{1,3}){3}|localhost|\[[\da-fA-F:]+\]):(\d{2,5})(?![\d.]|:\d)"
+)
+SAYS_PORT: Final = r"(?i)\b(?:listen(?:s|ing)?|(?:running|started|serving) (?:on|at|mode))\b"
+# `listening port=8080`, `Tomcat started on port(s): 8080`, `Running on http://0.0.0.0:80`, `listening on :80`
+_BEFORE_PORT: Final = r"(?:\bport(?:\(s\))?\W{1,3}|(?:\.\d{1,3}|[*\]]|localhost):|\s:)"
+LISTENS_ON: Final = SAYS_PORT + r"[^\n]{0,80}?" + _BEFORE_PORT + r"(\d{2,5})(?:\D|$)"
+
+
+def named_ports(text: str) -> Iterator[int]:
+    """The ports of addresses that have no name."""
+    return map(int, _ADDRESS.findall(text))
 
 
 def named_words(text: str) -> Iterator[tuple[str, bool]]:

@@ -1,5 +1,6 @@
 """Services beside their own past, and evidence that walks along the names in flagged lines."""
 
+from dataclasses import replace
 from zlib import crc32
 
 import numpy as np
@@ -22,7 +23,7 @@ def folded(lines: list[Line]) -> UnitTable:
     """One line a second of each."""
     rows = [
         (unit, window, 100 * window + at, crc32((text or "").encode()) + template, template,
-         text is not None, 0.001, False, text, occasion if text else None, *[None] * 4)
+         text is not None, 0.001, False, text, occasion if text else None, *[None] * 5)
         for at, (unit, window, template, text, occasion) in enumerate(lines)
     ]  # fmt: skip
     fold = UnitFold()
@@ -159,3 +160,41 @@ def test_the_named_service_comes_first_with_a_reason() -> None:
     assert ranking.units[0].unit == "quiet"
     reason = ranking.units[0].reasons[0]
     assert (reason.evidence, reason.text) == (UnitEvidence.NAMED, "anomalous lines of `loud` name it")
+
+
+def test_an_address_names_the_only_unit_that_listens_on_its_port() -> None:
+    text = "connect() failed, upstream: http://127.0.0.1:8001/cart"
+    table = folded(flagged("gateway", text, 1) + calm("web", 0, 1) + calm("orders", 0, 1))
+
+    def said(**ports: int) -> UnitTable:
+        listening = pl.DataFrame(
+            {"unit": list(ports), "port": list(ports.values())}, schema=table.ports.schema
+        )
+        return replace(folded(calm("web", 0, 1)), ports=listening)
+
+    names = table.units["unit"].to_list()
+    for normal, blamed in (
+        (said(web=8001, orders=8002), ["web"]),
+        (said(web=8001, orders=8001), []),  # replicas, or one port in every pod
+        (said(gateway=8001), []),
+        (said(orders=8002), []),
+    ):
+        assert [names[to] for to in passed_on(table, normal)["to"].to_list()] == blamed
+
+
+@pytest.mark.parametrize(
+    ("text", "port"),
+    [
+        ("listening port=8001", 8001),
+        ("Tomcat started on port(s): 8080 (http) with context path ''", 8080),
+        ("Running on http://0.0.0.0:8000 (Press CTRL+C to quit)", 8000),
+        ('listening on IPv4 address "127.0.0.1", port 5432', 5432),
+        ("Listening on [::]:80", 80),
+        ("listening on :9090", 9090),
+        ("Running mode=standalone, port=6379.", 6379),
+        ("Server started at 12:30:52", None),
+        ("upstream 10.0.0.7:8080 refused the connection", None),
+    ],
+)
+def test_a_program_says_on_which_port_it_listens(text: str, port: int | None) -> None:
+    assert folding.listened_ports(pl.Series([None, text])).to_list() == [None, port]

@@ -35,7 +35,7 @@ def table(units: dict[str, list[tuple[int, int]]], *, flagged: int = 3, pages: i
             template == flagged,
             0.001,
             template < 0,
-            *[None] * 6,
+            *[None] * 7,
         )
         for name, lines in units.items()
         for at, template in lines

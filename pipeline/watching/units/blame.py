@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from pipeline.watching.named_words import LEAST_CHARS, named_words
+from pipeline.watching.named_words import LEAST_CHARS, named_ports, named_words
 from pipeline.watching.units.tails import Floats
 from pipeline.watching.units.unit_lines import UnitTable
 
@@ -26,14 +26,18 @@ MAX_NAMED: Final = 2_000  # units; the walk solves equations of so many unknowns
 _REPLICA: Final = re.compile(r"(?:(?:-[bcdfghjklmnp-tv-xz\d]{8,10})?-[bcdfghjklmnp-tv-xz\d]{5}|[-_]\d+)$")
 
 
-def passed_on(table: UnitTable) -> pl.DataFrame:
-    """`at`, `to` (rows of units of one window) and `share` of the evidence of `at` that goes to `to`."""
+def passed_on(table: UnitTable, normal: UnitTable | None = None) -> pl.DataFrame:
+    """`at`, `to` (rows of units of one window) and `share` of the evidence of `at` that goes to `to`.
+
+    `normal`: units that said on which ports they listen as well. An address names the only unit that listens
+    on its port; replicas share one."""
     empty = pl.DataFrame(schema={"at": pl.Int64, "to": pl.Int64, "share": pl.Float64})
     if table.flags.is_empty() or table.size > MAX_NAMED:
         return empty
-    called: dict[int, dict[str, list[int]]] = {}  # window -> name -> rows
+    called: dict[int, dict[str, list[int]]] = {}  # window -> name, or ":" and port -> rows
+    ports = _ports_of([table] if normal is None else [table, normal])
     for row, (unit, window) in enumerate(table.units.select("unit", "window").iter_rows()):
-        for name in names_of(unit):
+        for name in names_of(unit) | ports.get(unit, set()):
             called.setdefault(window, {}).setdefault(name, []).append(row)
     windows = table.units["window"].to_list()
     named: list[tuple[int, int, int]] = []
@@ -73,6 +77,16 @@ def walked(evidence: Floats, passed: pl.DataFrame) -> Floats:
     return found
 
 
+def _ports_of(tables: Sequence[UnitTable]) -> dict[str, set[str]]:
+    """The names by port of each unit; of a port of several units none."""
+    pairs = pl.concat([table.ports for table in tables]).unique()
+    alone = pairs.filter(pl.len().over("port") == 1)
+    found: dict[str, set[str]] = {}
+    for unit, port in alone.iter_rows():
+        found.setdefault(unit, set()).add(f":{port}")
+    return found
+
+
 def names_of(unit: str) -> set[str]:
     """Names of it in texts of others, in lower case: its own, the last part of a path, a pod's service."""
     last = unit.rsplit("/", 1)[-1]
@@ -88,4 +102,7 @@ def _named(text: str, called: Mapping[str, Sequence[int]], at: int) -> set[int]:
         for name in names:
             rows = called.get(name, ())
             found.update(() if at in rows else rows)
+    for number in named_ports(text):
+        rows = called.get(f":{number}", ())
+        found.update(() if at in rows else rows)
     return found

@@ -103,7 +103,7 @@ def weigh_units(judged: UnitTable, base: UnitTable) -> Weighed:
     """The sum of the surprises of each unit, after it walked along the names in flagged lines."""
     beside = beside_past(judged, base)
     alone, inside = (np.sum(list(found.values()), axis=0) for found in (beside.of_judged, beside.of_normal))
-    passed = passed_on(beside.judged)
+    passed = passed_on(beside.judged, base)
     values = walked(alone, passed)
     blamed = np.maximum(0.0, values - alone)
     return Weighed(beside=beside, values=values, inside=inside, blamed=blamed, passed=passed)

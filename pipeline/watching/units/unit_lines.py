@@ -13,11 +13,13 @@ import polars as pl
 
 from pipeline.errors import BadInput
 from pipeline.records.schema import is_timed
+from pipeline.watching.named_words import LISTENS_ON, SAYS_PORT
 from pipeline.watching.rows import NUMBERS
 from pipeline.watching.sessions.keys import extract
 from pipeline.watching.units.own_time import MAX_SPANS, SPANS, own_times, spans_of
 
 MAX_FLAGS: Final = 200_000  # flagged patterns of occasions; later ones pass no blame on
+MAX_PORTS: Final = 10_000  # of units that listen on them
 MAX_PAIRS: Final = 1_500_000  # of units and patterns, or of units and seconds; 60 MB each at the very most
 TEXT_CHARS: Final = 300
 _FOLDED: Final = 400_000  # rows that wait before they are folded
@@ -36,6 +38,7 @@ UNIT_LINES: Final[dict[str, Any]] = {
     "occasion": pl.UInt64,  # of a flagged line: its trace, else its second; lines of one belong together
     **SPANS,  # of a line that says how long its request took
     "shift": pl.Boolean,  # a finding about numbers
+    "port": pl.Int32,  # that a line says its unit listens on
 }
 _KEY: Final = ("unit", "window")
 _PATTERN: Final = (*_KEY, "pattern_id", "template_id")
@@ -51,13 +54,15 @@ class UnitTable:
     `patterns`: at (row of `units`), pattern_id, template_id, n, flagged, p_value (the least flagged), text
     (of one flagged line). `findings`: at, template_id (below zero, of the cause), n, p_value (the least),
     text; without those about numbers where the unit's own time is known. `flags`: at, occasion, pattern_id of
-    flagged lines, each once. `times`: at, template_id, level, n (own_time.py)."""
+    flagged lines, each once. `times`: at, template_id, level, n (own_time.py). `ports`: unit, port, of all
+    units that were folded."""
 
     units: pl.DataFrame
     patterns: pl.DataFrame
     findings: pl.DataFrame
     flags: pl.DataFrame
     times: pl.DataFrame
+    ports: pl.DataFrame
 
     @property
     def size(self) -> int:
@@ -76,6 +81,7 @@ class UnitTable:
             findings=kept(self.findings),
             flags=kept(self.flags),
             times=kept(self.times),
+            ports=self.ports,
         )
 
     def with_silent(self, names: Sequence[tuple[str, int]]) -> "UnitTable":
@@ -94,6 +100,7 @@ class UnitFold:
     _seconds: list[pl.DataFrame] = field(default_factory=list)
     _flags: list[pl.DataFrame] = field(default_factory=list)
     _spans: list[pl.DataFrame] = field(default_factory=list)
+    _ports: list[pl.DataFrame] = field(default_factory=list)
     _rows: int = 0
     _settled: int = 0
 
@@ -117,6 +124,7 @@ class UnitFold:
         spoken = page.filter(~pl.col("found")).select(*_KEY, "second")  # a finding comes when it is judged
         self._seconds.append(spoken.drop_nulls("second").unique())
         self._spans.append(page.filter(pl.col("request").is_not_null()).select(_SPAN))
+        self._ports.append(page.select("unit", "port").drop_nulls().unique())
         self._rows += sum(parts[-1].height for parts in (self._patterns, self._seconds, self._spans))
         if self._rows > max(_FOLDED, self._settled):
             self._fold()
@@ -162,6 +170,7 @@ class UnitFold:
             findings=findings.select(list(_EMPTY.findings.schema)),
             flags=self._flags[0].join(places, on=_KEY).select(list(_EMPTY.flags.schema)).sort(pl.all()),
             times=times.select(list(_EMPTY.times.schema)).sort(pl.all()),
+            ports=self._ports[0],
         )
 
     def _fold(self) -> None:
@@ -173,6 +182,7 @@ class UnitFold:
         self._seconds = [pl.concat(self._seconds).unique()]
         # Hashes are in no order: the first are drawn by chance, whole occasions and whole traces.
         self._flags = [pl.concat(self._flags).unique().sort("occasion", *_KEY, "pattern_id").head(MAX_FLAGS)]
+        self._ports = [pl.concat(self._ports).unique().sort(pl.all()).head(MAX_PORTS)]
         self._spans = [pl.concat(self._spans)]
         if self._spans[0].height > MAX_SPANS:
             self._spans = [self._spans[0].sort(*SPANS, *_KEY).head(MAX_SPANS)]
@@ -216,7 +226,16 @@ def unit_lines(lines: pl.DataFrame, unit: pl.Series, window: pl.Series, found: p
         "occasion",
         *SPANS,
         (pl.col("found") & (pl.col("source") == NUMBERS).fill_null(value=False)).alias("shift"),
+        listened_ports(marked["message"]),
     )
+
+
+def listened_ports(messages: pl.Series) -> pl.Series:
+    """The port that a message says its program listens on; null in others."""
+    rows = messages.str.contains(SAYS_PORT).fill_null(value=False).arg_true()
+    found = messages[rows].str.head(TEXT_CHARS).str.extract(LISTENS_ON).cast(pl.Int32)
+    blank = pl.Series("port", [None], dtype=pl.Int32).new_from_index(0, messages.len())
+    return blank.scatter(rows, found)
 
 
 def both_ends() -> pl.Expr:
@@ -260,4 +279,5 @@ _EMPTY: Final = UnitTable(
     ),
     flags=pl.DataFrame(schema={"at": pl.Int64, "occasion": pl.UInt64, "pattern_id": pl.UInt64}),
     times=pl.DataFrame(schema={"at": pl.Int64, "template_id": pl.Int64, "level": pl.Int32, "n": pl.Int64}),
+    ports=pl.DataFrame(schema={"unit": pl.String, "port": pl.Int32}),
 )  # fmt: skip
