@@ -95,6 +95,25 @@ def test_a_session_counts_as_a_whole_and_its_findings_with_it(
     assert not any(unit.sick for unit in others) and found.open == 1 and found.ranking.normal == 120
 
 
+def test_a_record_counts_for_each_of_its_sessions(client: "redis.Redis", settings: Settings) -> None:
+    def request(user: int, number: int, at: datetime, **more: Any) -> dict[str, Any]:
+        keys = f"session_id=of-{user:05} request_id=r{number:05} trace_id={number:032x}"
+        return line(at, 1 + number % 2, message=f"p {keys}", **more)
+
+    lines = [request(n // 4, n, NOW - MINUTE * (90 + n // 4)) for n in range(400, 800)]
+    lines += [request(n // 4, n, NOW - MINUTE * 20) for n in range(2000, 2040)]
+    lines += [
+        request(500, 2000, NOW - MINUTE * 20, anomalous=True, p_value=0.001),
+        line(NOW - MINUTE * 20, 3),
+    ]
+    stored(settings, lines)
+    found = asked(client, settings, "session", limit=60)
+    units = {unit.unit: unit.lines for unit in found.ranking.units}
+    # Ten users of four requests. A trace holds the same records as its request, so one is left out.
+    assert found.ranking.judged == 50 and found.unnamed == 1
+    assert units["of-00500"] == 5 and units[f"{2000:032x}"] == 2 and "r02000" not in units
+
+
 def test_questions_without_sense_are_refused(client: "redis.Redis", settings: Settings) -> None:
     for by, more, sentence in (
         ("house", {}, "by 'house' is no unit; use one of host, pod"),

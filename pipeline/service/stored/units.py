@@ -20,12 +20,12 @@ from pipeline.redis.connection import answering
 from pipeline.redis.keys import Keys
 from pipeline.service.lines import chosen_names
 from pipeline.service.stored.asked_units import UnitsAsked, UnitsFound
-from pipeline.service.stored.sessions import key_of_finding
+from pipeline.service.stored.unit_sessions import SessionUnits
 from pipeline.settings import Settings
 from pipeline.sinks.answers.answers import Answers
 from pipeline.units import epoch_us
 from pipeline.watching.rows import NUMBERS, RATES, SESSIONS
-from pipeline.watching.sessions.keys import extract, user_patterns
+from pipeline.watching.sessions.keys import user_patterns
 from pipeline.watching.units.ranking import rank_units
 from pipeline.watching.units.unit_lines import UnitFold, UnitTable, unit_lines
 
@@ -82,23 +82,20 @@ def fold_units(
     lines that name none. A session is one window. Raises BadInput, and as `Answers` does."""
     column = UNIT_COLUMNS[by]
     names = list(dict.fromkeys([*_COLUMNS, column or "raw"]))
-    patterns = user_patterns(settings.watch.session_keys)
+    sessions = SessionUnits(user_patterns(settings.watch.session_keys))
     since_us, width_us = epoch_us(since), width // timedelta(microseconds=1)
     fold, unnamed = UnitFold(), 0
     for page in answers.pages(query, names):
         found = page["source"].is_in([SESSIONS, RATES, NUMBERS])
         if column is None:
-            unit = extract(page, patterns)
-            unit = page.select(
-                pl.when(found).then(key_of_finding(pl.col("message"))).otherwise(unit).alias("unit")
-            )["unit"]
-            window = pl.Series("window", np.zeros(page.height, dtype=np.int32))
-        else:
-            unit = page[column]
-            at = page["timestamp"].to_physical() - since_us
-            window = at // width_us
+            sessions.add(page, found)
+            continue
+        unit = page[column]
+        window = (page["timestamp"].to_physical() - since_us) // width_us
         unnamed += int((unit.is_null() & ~found).sum())
         fold.add(unit_lines(page, unit, window, found))
+    if column is None:
+        return sessions.table(), sessions.unnamed
     return fold.table(), unnamed
 
 
