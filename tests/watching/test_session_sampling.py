@@ -19,6 +19,8 @@ from pipeline.records.schema import LEARN_SCHEMA, RESULT_SCHEMA
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.training.training import StoredLines, Training
+from pipeline.watching.incidents.origins import Upstream
+from pipeline.watching.sessions import parent_spans
 from pipeline.watching.sessions.joint import joint_event
 from pipeline.watching.sessions.model import NORMAL, dump, load
 from pipeline.watching.sessions.sampling import KEEP_S, MIN_SESSIONS, SampledSessions, SessionSampler
@@ -219,3 +221,34 @@ def test_traces_of_one_workload_have_no_joint_model_and_another_cut_of_the_recor
     taken = sampler()
     taken.add(page(rows))
     assert sorted(taken.learn()) == ["shop\0request", "shop\0trace"]
+
+
+def called_by_span(number: int, field: str, parent: int) -> list[dict[str, Any]]:
+    """A trace in which `web` ends first, and the span of `jobs` has this parent."""
+    trace = f"trace_id={number:032x}"
+    of = (
+        (f"span_id={number:016x}", "web", 0.0),
+        (f"span_id={number + 1:016X} {field}={parent:016X}", "jobs", 1.0),
+    )
+    return [
+        record("", 10 * number + at, 1, workload=workload, message=f"step {trace} {ids}")
+        for ids, workload, at in of
+    ]
+
+
+@pytest.mark.parametrize("field", ["parent_span_id", "parentSpanId", "parent_id", "parent.id"])
+def test_parent_spans_tell_who_calls_whom(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def upstream(parent: int) -> tuple[Upstream, ...]:
+        taken = sampler()
+        for begin in range(1, 200, 50):
+            numbers = range(begin, begin + 50)
+            taken.add(
+                page([row for n in numbers for row in called_by_span(n << 8, field, (n << 8) + parent)])
+            )
+        return taken.learn()["*\0trace"].shape.upstream
+
+    assert upstream(0) == (Upstream(caller="web", called="jobs", traces=200),)
+    # The order of events alone takes the one that ends last for the caller.
+    assert upstream(7) == (Upstream(caller="jobs", called="web", traces=200),)
+    monkeypatch.setattr(parent_spans, "MAX_LINKS", 200)
+    assert 25 <= upstream(0)[0].traces <= 100

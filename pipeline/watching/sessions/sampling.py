@@ -32,6 +32,7 @@ from pipeline.watching.sessions.keys import (
 )
 from pipeline.watching.sessions.kinds import KindOverlap
 from pipeline.watching.sessions.model import SessionModel
+from pipeline.watching.sessions.parent_spans import ParentSpans
 from pipeline.watching.sessions.trace_shape import MOST_TRACES, trace_shape
 
 MAX_SAMPLED: Final = 3_000_000  # events: some 90 MB
@@ -87,6 +88,7 @@ class SessionSampler:
         self._events = 0
         self._records = 0  # with a key
         self._overlap = KindOverlap()
+        self._parents = ParentSpans()
         self._halvings = 0  # one of 2**halvings keys is drawn
 
     def add(self, page: pl.DataFrame) -> None:
@@ -121,6 +123,7 @@ class SessionSampler:
             pl.col("anomalous").fill_null(value=False).alias("bad"),
         ).filter(pl.col("workload").is_not_null())
         self._overlap.add(events.select("record", "workload", "kind", "key"))
+        self._parents.add(keyed, events.filter(pl.col("kind").is_in(list(map(KINDS.index, JOINED)))))
         self._pages.append(self._draw(events))
         self._events += self._pages[-1].height
         while self._events > self._limit:
@@ -225,7 +228,8 @@ class SessionSampler:
         return trace_shape(
             traces.filter(pl.col("key").is_in(drawn.to_list())).select(
                 pl.col("key").alias("trace"), names.alias("workload"), "at_ms"
-            )
+            ),
+            self._parents.calls(list(self._names)),
         )
 
     def _draw(self, events: pl.DataFrame) -> pl.DataFrame:

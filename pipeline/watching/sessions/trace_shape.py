@@ -8,10 +8,13 @@ would look alike.
 A caller that writes only when its request is over, as an access log does, ends after what it calls. So
 where neither of two stands around the other, the one that ends last is the caller, if most traces of the
 other one have it. One that is asked next is in fewer of them. Work that begins after the last
-event of the workload that is in most traces, as from a queue, is a trace of its own. Pure.
+event of the workload that is in most traces, as from a queue, is a trace of its own.
+
+Parent spans (parent_spans.py) decide before all of that, where records carry them. Pure.
 """
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Final
 
 import polars as pl
@@ -26,8 +29,9 @@ _LEAST_MS: Final = 1_000  # of a difference between clocks
 _TRIM: Final = 0.05  # of traces may stand out, on each side
 
 
-def trace_shape(events: pl.DataFrame) -> TraceShape:
-    """`events` of normal traces: trace, workload (name) and at_ms."""
+def trace_shape(events: pl.DataFrame, calls: Mapping[tuple[str, str], int] | None = None) -> TraceShape:
+    """`events` of normal traces: trace, workload (name) and at_ms. `calls`: the traces in which the first
+    workload is the parent of the second."""
     if events.is_empty():
         return TraceShape()
     spans = (
@@ -47,20 +51,31 @@ def trace_shape(events: pl.DataFrame) -> TraceShape:
         (pl.col("last_b") - pl.col("first_b")).median().alias("span_b"),
         (pl.col("last") >= pl.col("last_b")).mean().alias("ends"),
     )
-    upstream, clocks = [], dict[str, list[tuple[str, float]]]()
+    upstream, clocks = _by_parents(calls or {}), dict[str, list[tuple[str, float]]]()
+    decided = {frozenset((one.caller, one.called)) for one in upstream}
     rows = {(row["workload"], row["workload_b"]): row for row in found.iter_rows(named=True)}
     for (caller, called), row in sorted(rows.items()):
         if row["both"] < _MIN_TRACES:
             continue
         ahead = _ahead(row)
-        if ahead is not None or (
+        around = ahead is not None or (
             _ahead(rows[called, caller]) is None and _ends_after(row, rows[called, caller], totals[called])
-        ):
+        )
+        if around and frozenset((caller, called)) not in decided:
             upstream.append(Upstream(caller=caller, called=called, traces=row["both"]))
         if ahead is not None:
             clocks.setdefault(caller, []).append((called, ahead))
             clocks.setdefault(called, []).append((caller, -ahead))
     return TraceShape(tuple(upstream), _ahead_ms(clocks, totals))
+
+
+def _by_parents(calls: Mapping[tuple[str, str], int]) -> list[Upstream]:
+    """Of two that call each other the one that does so more often is the caller."""
+    return [
+        Upstream(caller=caller, called=called, traces=traces)
+        for (caller, called), traces in sorted(calls.items())
+        if traces >= _MIN_TRACES and traces > calls.get((called, caller), 0)
+    ]
 
 
 def _cut(events: pl.DataFrame) -> pl.DataFrame:
