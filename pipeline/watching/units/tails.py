@@ -12,6 +12,8 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 MOST_FREEDOM: Final = 4  # more would make one odd value of many normal units worth hundreds of nats
+# Normal units of which a distance beyond the largest is worth half: few units show little of what is normal.
+HALF_KNOWN: Final = 20
 _SMALL: Final = 0.02  # below it, differences of the cubic form lose digits
 
 
@@ -63,7 +65,7 @@ def student_nats_left_out(values: Floats, least_scale: float) -> Floats:
 def conformal_nats(values: Floats, normal: Floats, scale: float) -> Floats:
     """-log of the share of normal values at or above each, and what it exceeds the largest by.
 
-    `scale`: the excess that is worth log 2."""
+    `scale`: the excess that is worth log 2 with many normal units, and half as much with HALF_KNOWN."""
     ordered = np.sort(normal)
     above = ordered.size - np.searchsorted(ordered, values, side="left")
     return _with_excess(values, above, ordered.size, ordered[-1] if ordered.size else 0.0, scale)
@@ -83,5 +85,6 @@ def _with_excess(
     values: Floats, above: npt.NDArray[np.int64], n: int, largest: "Floats | float", scale: float
 ) -> Floats:
     share = -np.log((1.0 + above) / (1.0 + n))
-    excess: Floats = share + np.log1p(np.maximum(0.0, values - largest) / scale)
-    return excess
+    excess = np.log1p(np.maximum(0.0, values - largest) / scale)
+    nats: Floats = share + excess * n / (n + HALF_KNOWN)
+    return nats
