@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
+from bench._alerts import alarm_rate
 from bench._baselines import keyword_rule, trigram_novelty
 from bench._ranking import auroc
 from bench._shop_data import SHOP, TESTING, ShopFault, ShopHalf, shop_half
@@ -62,7 +63,8 @@ class ShopJudged:
 
 def measure(folder: Path = SHOP, half: str = TESTING, *, more: Sequence[str] = ()) -> dict[str, Any]:
     """`shop`: the figures of one set of units; `origin`: how often the sick service came first."""
-    judged = judge(shop_half(half, MaskSet.load(), folder), number_findings(shop_streams(half, folder)))
+    recorded = shop_half(half, MaskSet.load(), folder)
+    judged = judge(recorded, number_findings(shop_streams(half, folder)))
     found = {name: RANKINGS[name](judged) for name in (OURS, "pooled", *RULES, *more)}
     places = {name: _places(judged, by_window) for name, by_window in found.items()}
     areas = {name: _area(judged, by_window) for name, by_window in found.items()}
@@ -74,6 +76,7 @@ def measure(folder: Path = SHOP, half: str = TESTING, *, more: Sequence[str] = (
             "count_auroc": areas["count"],
             "rules": {name: areas[name] for name in RULES if name != "count"},
             "units": {"judged": len(judged.faults) * len(judged.services), "sick": len(judged.faults)},
+            "alerts": alerts(judged, recorded),
         },
         "origin": {
             "faults": len(judged.faults),
@@ -88,6 +91,34 @@ def measure(folder: Path = SHOP, half: str = TESTING, *, more: Sequence[str] = (
             "by_kind": _by_kind(judged, places[OURS]),
         },
     }
+
+
+def alerts(judged: ShopJudged, half: ShopHalf) -> dict[str, Any]:
+    """False alarms in every other normal window, by what the lines of the windows between teach, and the
+    share of faults of whose service something is found."""
+    lines = _windowed(half).filter(pl.col("window") < FAULTS_FROM)
+    odd = pl.col("window") % 2 == 1
+    lines = lines.select(
+        pl.when(odd).then(pl.lit("judged")).otherwise(pl.lit("learnt")).alias("unit"),
+        pl.col("at").floor().cast(pl.Int64).alias("second"),
+        pl.col("service").alias("workload"),
+        "masked",
+        "level",
+    )
+    units = UnitSet(lines=lines, sick={"judged": False, "learnt": False}, learnt=frozenset({"learnt"}))
+    calm = judged_lines(units, seed=1).lines.filter(pl.col("unit") == "judged")
+    normal = judged.found.filter(pl.col("window") < FAULTS_FROM)
+    windows = judged.lines.filter(pl.col("window") < FAULTS_FROM, odd)["window"].n_unique()
+    rate = alarm_rate(
+        calm.select("workload", "second", "masked", "flagged"),
+        normal.filter(odd).height,
+        days=len(judged.services) * windows * WINDOW_S / 86_400,
+    )
+    flagged = judged.lines.filter("flagged").select("unit", "window")
+    told = set(pl.concat([flagged, judged.found.select("unit", "window")]).unique().iter_rows())
+    pairs = zip(judged.faults, judged.windows, strict=True)
+    found = sum((fault.service, window) in told for fault, window in pairs)
+    return rate | {"recall": round(found / len(judged.faults), 4)}
 
 
 def judge(half: ShopHalf, numbers: Sequence[Sequence[WatcherFinding]]) -> ShopJudged:

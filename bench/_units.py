@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
+from bench._alerts import alarm_rate
 from bench._baselines import keyword_rule, trigram_novelty
 from bench._ranking import auroc
 from bench._units_data import JudgedLines, UnitSet, judged_lines, unit_sets
@@ -57,6 +58,7 @@ def _of_set(units: UnitSet, *, draws: int) -> dict[str, Any]:
             for name, values in few.items()
         },
         "units": {"judged": len(sick), "sick": sum(sick), "normal": normal.size},
+        "alerts": _alerts(judged, units),
     }
     for level in LEVELS:
         ranking = rank_units(table, normal, {}, level=level, limit=0)
@@ -67,6 +69,19 @@ def _of_set(units: UnitSet, *, draws: int) -> dict[str, Any]:
                 "normal": round(float(called[~bad].mean()), 4), "sick": round(float(called[bad].mean()), 4)
             }  # fmt: skip
     return found
+
+
+def _alerts(judged: JudgedLines, units: UnitSet) -> dict[str, Any]:
+    """False alarms of the normal units that were not learnt, and the share of the sick ones with an alarm."""
+    sick = {unit for unit, bad in units.sick.items() if bad}
+    normal = pl.col("unit").is_in(list(units.sick.keys() - sick - units.learnt))
+    lines = judged.lines.filter(normal).select(
+        pl.lit("").alias("workload"), "second", "masked", pl.col("flagged").fill_null(value=False)
+    )
+    told = set(judged.lines.filter("flagged")["unit"]) | set(judged.found["unit"])
+    return alarm_rate(lines, judged.found.filter(normal).height) | {
+        "recall": round(len(sick & told) / max(1, len(sick)), 4)
+    }
 
 
 def _chosen(units: UnitSet) -> list[str]:

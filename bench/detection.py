@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from bench import _chronological, _numbers, _origin, _shop, _units, _windows, samples
+from bench import _alerts, _chronological, _numbers, _origin, _shop, _units, _windows, samples
 from bench._shop_data import SHOP, TESTING, TUNING
 from bench._triage_data import all_sets
 from bench._triage_run import Plan, run
@@ -58,7 +58,10 @@ def measure(data: Path, args: argparse.Namespace) -> dict[str, Any]:
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "hdfs": lambda: _sequences().hdfs(data, args.seeds),
         "bgl": lambda: _chronological.measure(data, seeds=args.seeds),
-        "triage": lambda: run(all_sets(data), Plan(seeds=args.seeds, repeats=max(args.repeats, args.seeds))),
+        "triage": lambda: (
+            run(all_sets(data), Plan(seeds=args.seeds, repeats=max(args.repeats, args.seeds)))
+            | {"alerts": _alerts.systems(data)}
+        ),
         "trainticket": lambda: _sequences().trainticket(data, args.seeds),
         "units": lambda: _units.measure(data, draws=4 * args.seeds) | _shop.measure(),
         "incident_origin": lambda: _origin.measure(args.services, half=args.half),
@@ -77,7 +80,13 @@ def measure(data: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 def _alerts_per_day(values: dict[str, Any]) -> dict[str, float]:
     """False alarms of a workload and day, of the sets that were asked for and have times."""
-    found = {}
+    found = {
+        name: row["alerts"]["false_per_day"]
+        for name, row in values.get("units", {}).items()
+        if "alerts" in row
+    }
+    for name, row in values.get("triage", {}).get("alerts", {}).items():
+        found[name] = row["false_per_day"]
     if "bgl" in values:
         found["bgl"] = values["bgl"]["first_40"]["after"]["false_alarms_per_day"]
     if "numbers" in values:

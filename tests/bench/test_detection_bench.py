@@ -11,6 +11,7 @@ import torch
 
 from bench import _baselines as baselines
 from bench import _chronological as chronological
+from bench._alerts import alarm_rate
 from bench._nulog import NuLog, NuLogConfig
 from bench._ranking import auroc, average_precision
 from bench._triage_data import PATTERN_SCHEMA, classed
@@ -245,3 +246,18 @@ def test_false_alarms_count_distinct_lines_that_never_carry_an_alert() -> None:
     assert after["false_alarms_per_day"] == 1  # "b" on the 2nd and "c" on the 4th, in two days
     assert after["distinct_false_alarms"] == 1  # "b"; "a" came before, "c" is an alert elsewhere
     assert after["distinct_false_alarms_per_100k_lines"] == 20_000
+
+
+def test_false_alarms_of_a_day_count_a_distinct_line_once_a_day_and_workload() -> None:
+    day = 86_400
+    lines = pl.DataFrame(
+        {
+            "workload": ["a", "a", "a", "b", "b", "b"],
+            "second": [0, 9, 2 * day, day, None, 2 * day],
+            "masked": ["x", "x", "x", "x", "y", "z"],
+            "flagged": [True, True, True, True, False, False],
+        }
+    )
+    assert alarm_rate(lines) == {"false_alarms": 3, "workload_days": 3.0, "false_per_day": 1.0}
+    assert alarm_rate(lines, 3, days=12.0)["false_per_day"] == 0.5
+    assert alarm_rate(lines.head(1))["false_per_day"] is None
