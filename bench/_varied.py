@@ -17,6 +17,8 @@ from pipeline.sources import files, formats
 # Ids, sizes, addresses in memory, parts of UUIDs. Shorter numbers stay: the parts of an IP address or a date
 # have bounds.
 _PARAMETER: Final = re.compile(r"[0-9a-f]{4,}")
+# Ids of traces and segments in the headers of SkyWalking. A system that goes on has other ones.
+_TRACE: Final = re.compile(r"[0-9a-f]{32}(?:\.[0-9]+){2}")
 _DIGIT: Final = re.compile("[0-9]")
 _DIGITS: Final = "123456789"  # zeros stay, so that no number begins with one
 _LETTERS: Final = "abcdef"
@@ -38,8 +40,8 @@ def real_files(data: Path, folder: Path) -> dict[str, Path]:
 
 
 def varied(path: Path, cycle: int) -> Iterator[str]:
-    """The lines of a file with other parameters in their messages; headers stay as they are. `cycle` 0: as
-    they were.
+    """The lines of a file with other parameters in their messages; headers keep all but the ids of traces.
+    `cycle` 0: as they were.
 
     Each cycle writes every digit, and every hexadecimal letter beside one, as another one.
     """
@@ -55,6 +57,7 @@ def varied(path: Path, cycle: int) -> Iterator[str]:
         for raw, message in pl.DataFrame({"raw": chunk.records["raw"], "m": parsed["message"]}).iter_rows():
             head = raw.removesuffix(message) if message else raw
             said = raw[len(head) :]
+            head = _TRACE.sub(lambda found: _written(found.group(), table), head)
             yield head + _PARAMETER.sub(lambda found: _written(found.group(), table), said)
 
 

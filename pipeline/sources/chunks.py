@@ -60,7 +60,7 @@ class Chunk:
 
     def latest(self, *, arrived: datetime, zone: str) -> datetime:
         """The time of the last record."""
-        return formats.time_of(self.records.tail(1), self.formats, arrived=arrived, zone=zone)
+        return formats.record_time(self.records.tail(1), self.formats, arrived=arrived, zone=zone)
 
 
 class Assembly:

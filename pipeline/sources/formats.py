@@ -362,7 +362,7 @@ def parse(
     return _dated(complete, arrival)
 
 
-def time_of(record: pl.DataFrame, formats: tuple[str, ...], *, arrived: datetime, zone: str) -> datetime:
+def record_time(record: pl.DataFrame, formats: tuple[str, ...], *, arrived: datetime, zone: str) -> datetime:
     """The time that `parse` gives to one record, RAW_SCHEMA. Most take half of its time."""
     raw = uncoloured(record["raw"])
     unread = all(record[name].null_count() for name in ("timestamp", "timed", "message"))

@@ -19,20 +19,20 @@ from pipeline.settings import Settings
 from pipeline.watching.callbacks import ANY_FAILURE, TRANSIENT, Callbacks, SessionJudge
 from pipeline.watching.rows import WatcherFinding
 from pipeline.watching.sessions.follow_ups import Missing
+from pipeline.watching.sessions.growing import GRACE_S, BatchEvents, GrowingSession, batch_events
 from pipeline.watching.sessions.history import KEEP_MS, SessionHistory
 from pipeline.watching.sessions.joint import EventNames, Places
-from pipeline.watching.sessions.keys import JOINED, JOINT, kind_and_key, model_name, split_model_name
+from pipeline.watching.sessions.keys import (
+    JOINED,
+    JOINT,
+    SEPARATOR,
+    kind_and_key,
+    model_name,
+    split_model_name,
+)
 from pipeline.watching.sessions.missing import with_missing
 from pipeline.watching.sessions.model import SessionVerdict
-from pipeline.watching.sessions.open_sessions import (
-    GRACE_S,
-    BatchEvents,
-    OpenSession,
-    Segment,
-    events_by_session,
-    session_name,
-    split_name,
-)
+from pipeline.watching.sessions.open_sessions import OpenSession, Segment, session_name, split_name
 from pipeline.watching.state import LANES, WatcherState
 from pipeline.watching.time_budget import AdaptiveBudget
 from pipeline.watching.verdicts import holds_unfinished, named_in, of_session
@@ -111,53 +111,66 @@ class SessionRound:
 
     def _collected(self) -> dict[str, list[BatchEvents]]:
         """The new events of every session that a live model judges, by its name."""
-        found = events_by_session(self.view.observed)
+        found: dict[str, list[BatchEvents]] = {}
+        beginnings: dict[tuple[str, str], str | None] = {}
+        for observation in self.view.observed:
+            for entry, events in batch_events(observation):
+                of = observation.workload, kind_and_key(entry)[0]
+                if of not in beginnings:
+                    beginnings[of] = self._beginning(*of)
+                beginning = beginnings[of]
+                if beginning is not None:
+                    found.setdefault(beginning + entry, []).append(events)
+        unkept = dict.fromkeys(
+            UNKEPT + model_name(name, kind)
+            for (workload, kind), beginning in beginnings.items()
+            if beginning is None
+            for name in ([workload, JOINT] if kind in JOINED else [workload])
+        )
         noted = {UNKEPT + name for name in self.view.unkept_ms}
-        for name, pieces in list(found.items()):
-            kind = kind_and_key(split_name(name)[1])[0]
-            if kind in JOINED and self._model(JOINT, kind) is not None:
-                continue
-            workloads = {piece.observation.workload for piece in pieces}
-            unkept = {one for one in workloads if self._model(one, kind) is None}
-            kept = [piece for piece in pieces if piece.observation.workload not in unkept]
-            if unkept and kind in JOINED:
-                unkept.add(JOINT)
-            for field_ in (UNKEPT + model_name(one, kind) for one in unkept):
-                if field_ in noted or len(noted) < MAX_UNKEPT:
-                    noted.add(field_)
-                    self.changes.numbers[field_] = self.view.now_ms
-            if kept:
-                found[name] = kept
-            else:
-                del found[name]
+        for name in unkept:
+            if name in noted or len(noted) < MAX_UNKEPT:
+                noted.add(name)
+                self.changes.numbers[name] = self.view.now_ms
         return found
 
-    def _add_events(self) -> dict[str, OpenSession]:
+    def _beginning(self, workload: str, kind: str) -> str | None:
+        """What the names of the sessions begin with of which such keys tell; None where no model judges
+        them."""
+        joined = kind in JOINED
+        if not (joined and self._model(JOINT, kind) is not None) and self._model(workload, kind) is None:
+            return None
+        return (JOINT if joined else workload) + SEPARATOR
+
+    def _add_events(self) -> dict[str, GrowingSession]:
         """Add this round's events to their sessions; returns these sessions by name."""
         pieces = self._collected()
-        touched = self.state.sessions(list(pieces))
+        touched = self.state.growing(list(pieces))
         self.open = self.view.open + len(pieces) - len(touched)
         self.events = self.view.events
         for name, of_batches in pieces.items():
-            workload, entry = split_name(name)
-            kind, key = kind_and_key(entry)
-            session = touched.setdefault(name, OpenSession(workload=workload, kind=kind, key=key))
+            session = touched.get(name)
+            if session is None:
+                workload, entry = split_name(name)
+                kind, key = kind_and_key(entry)
+                session = touched[name] = GrowingSession(workload=workload, kind=kind, key=key)
             for piece in of_batches:
                 self.events += session.add(piece)
-            session.ended = self._ended(session)
+            session.wire.ended = self._ended(session)
         return touched
 
-    def _ended(self, session: OpenSession) -> bool:
+    def _ended(self, session: GrowingSession) -> bool:
         """Whether its last event ends sessions like it."""
         model = self._model(session.workload, session.kind)
         if session.workload != JOINT:
             return model is not None and session.ends_with(model[1].ends)
         if model is not None:
-            return bool(model[1].ends) and session.whole().ends_with(model[1].ends)
-        alone = self._model(session.origins[0][0], session.kind) if len(session.origins) == 1 else None
+            return session.ends_with(model[1].ends, joint=True)
+        origins = session.wire.origins
+        alone = self._model(origins[0][0], session.kind) if len(origins) == 1 else None
         return alone is not None and session.ends_with(alone[1].ends)
 
-    def _close(self, touched: Mapping[str, OpenSession]) -> dict[str, OpenSession]:
+    def _close(self, touched: Mapping[str, GrowingSession]) -> dict[str, OpenSession]:
         """The sessions that close in this round, by name."""
         changes, limits = self.changes, self.limits
         limit = self.budget.of(MAX_CLOSED)
@@ -171,7 +184,7 @@ class SessionRound:
         closed = self.state.sessions([name for name in names if name not in touched])
         changes.over = set(names) - set(touched)
         if self.end:
-            closed |= touched
+            closed |= self.state.whole(touched)
             changes.over |= set(touched)
         else:
             changes.sessions = {name: (s, s.due_ms(limits.open_ms)) for name, s in touched.items()}

@@ -9,7 +9,7 @@ moments.
 import hashlib
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 import polars as pl
@@ -29,6 +29,7 @@ from pipeline.settings import Settings
 from pipeline.watching.incidents.starts import says_start
 from pipeline.watching.observation import Lane, Observation
 from pipeline.watching.rates.minute_counts import MinuteCounts
+from pipeline.watching.sessions.growing import GrowingSession
 from pipeline.watching.sessions.history import SessionHistory
 from pipeline.watching.sessions.keys import KINDS, model_name
 from pipeline.watching.sessions.open_sessions import OpenSession, split_name
@@ -45,6 +46,10 @@ MAX_ROWS: Final = 50_000
 MAX_BYTES: Final = 4 << 20
 # Anomalous templates of them. Each is an event of incidents, which remember the ids of 16,384.
 MAX_ANOMALIES: Final = 3_200
+# So many bytes of observations, and so many for each event that a round may take, are read for it. An event
+# takes about 7, and up to 16 where each has a session of its own; what is read in vain is read again.
+_ROUND_BYTES: Final = 128 << 10
+_EVENT_BYTES: Final = 12
 MOST_STARTING: Final = 100_000  # templates of which a process knows whether they are of a start
 _KEYS: Final = (
     "observations", "", "sessions", "pulses", "rates", "incidents", "outbox", "pasts", "past_due",
@@ -61,9 +66,11 @@ class RoundWire(msgspec.Struct, frozen=True, kw_only=True):
     after: str  # Name of the round that was the last one when this one read, "" for none.
     name: str  # Of this round.
     incidents: bytes  # B"" leaves them as they are.
-    sessions: list[
-        tuple[str, int, int, bytes]
-    ]  # (name, number of the lane, closes at ms, state) of open ones
+    # Of open sessions: names and states by turns, and for each lane times (ms) of closing and names by turns.
+    sessions: list[str | bytes]
+    due: list[list[int | str]]
+    moved: list[list[str]]  # names of sessions that leave a lane, for each lane
+    new: int  # sessions of them that Redis does not have
     closed: list[str]
     histories: list[tuple[str, int, bytes]]  # (name, expires at ms, state)
     forgotten_histories: list[str]
@@ -110,8 +117,9 @@ class WatcherState:
             pipe.llen(k.watching("observations"))
             (seconds, micros), stored_bytes, count = pipe.execute()
             in_flight = self._in_flight()
-            # So many observations of the mean size have MAX_BYTES.
-            limit = max(1, min(limit, MAX_BYTES * int(count) // max(1, int(stored_bytes or 0))))
+            # So many observations of the mean size have these bytes.
+            most_bytes = min(MAX_BYTES, _ROUND_BYTES + _EVENT_BYTES * most_events)
+            limit = max(1, min(limit, most_bytes * int(count) // max(1, int(stored_bytes or 0))))
             pipe = self.client.pipeline(transaction=True)
             pipe.hgetall(k.watching())
             pipe.lrange(k.watching("observations"), 0, limit - 1)
@@ -177,7 +185,18 @@ class WatcherState:
 
     def sessions(self, names: Sequence[str]) -> dict[str, OpenSession]:
         """The open ones of these; a damaged one counts as not open."""
-        return self._read("sessions", names, lambda name, blob: OpenSession.unpack(*split_name(name), blob))
+        return self.whole(self.growing(names))
+
+    def growing(self, names: Sequence[str]) -> dict[str, GrowingSession]:
+        """The open ones of these, their events unread; a damaged one counts as not open."""
+        return self._read(
+            "sessions", names, lambda name, blob: GrowingSession.unpack(*split_name(name), blob)
+        )
+
+    def whole(self, sessions: Mapping[str, GrowingSession]) -> dict[str, OpenSession]:
+        """These sessions with their events, without damaged ones."""
+        found = {name: _readable("session", OpenSession.of, one) for name, one in sessions.items()}
+        return {name: session for name, session in found.items() if session is not None}
 
     def histories(self, names: Sequence[str]) -> dict[str, SessionHistory]:
         """Of these sessions; a damaged one counts as missing."""
@@ -285,10 +304,7 @@ class WatcherState:
             after=changes.after,
             name=str(uuid.uuid4().int >> 66),
             incidents=changes.incidents,
-            sessions=[
-                (name, LANES.index(session.lane), due_ms, session.pack())
-                for name, (session, due_ms) in changes.sessions.items()
-            ],
+            **_by_lane(changes.sessions),
             closed=list(changes.over),
             histories=[
                 (name, expires_ms, history.pack())
@@ -349,7 +365,23 @@ def unpack_entry(blob: bytes) -> tuple[str, str, pl.DataFrame]:
     return entry.batch_id, entry.workload, unpack_frame(entry.rows)
 
 
-def _readable(kind: str, unpack: Callable[..., T], *args: str | bytes, **context: str) -> T | None:
+def _by_lane(sessions: Mapping[str, tuple[GrowingSession | OpenSession, int]]) -> dict[str, Any]:
+    """The fields of RoundWire that tell of open sessions."""
+    states: list[str | bytes] = []
+    due: list[list[int | str]] = [[] for _ in LANES]
+    moved: list[list[str]] = [[] for _ in LANES]
+    places = {lane: place for place, lane in enumerate(LANES)}
+    new = 0
+    for name, (session, due_ms) in sessions.items():
+        states += (name, session.pack())
+        due[places[session.lane]] += (due_ms, name)
+        new += session.was is None
+        if session.was is not None and session.was is not session.lane:
+            moved[places[session.was]].append(name)
+    return {"sessions": states, "due": due, "moved": moved, "new": new}
+
+
+def _readable(kind: str, unpack: Callable[..., T], *args: Any, **context: str) -> T | None:
     """None, and a warning, for a damaged value."""
     try:
         return unpack(*args)

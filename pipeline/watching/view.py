@@ -9,6 +9,7 @@ import polars as pl
 from pipeline.watching.observation import Lane, Observation
 from pipeline.watching.rates.minute_counts import MinuteCounts
 from pipeline.watching.rows import WatcherFinding
+from pipeline.watching.sessions.growing import GrowingSession
 from pipeline.watching.sessions.history import SessionHistory
 from pipeline.watching.sessions.open_sessions import OpenSession
 
@@ -55,9 +56,8 @@ class Changes:
     head: int = 0
     newest: str = ""  # `newest` and `round` of the view
     after: str = ""
-    sessions: dict[str, tuple[OpenSession, int]] = field(
-        default_factory=dict
-    )  # name -> (session, closes at ms)
+    # Name -> (session, closes at ms).
+    sessions: dict[str, tuple[GrowingSession | OpenSession, int]] = field(default_factory=dict)
     over: set[str] = field(default_factory=set)  # names of sessions that closed
     histories: dict[str, tuple[SessionHistory, int]] = field(
         default_factory=dict

@@ -696,4 +696,4 @@ def test_the_time_of_one_record_is_that_of_parse() -> None:
     for name, line, *_ in [*EXAMPLES[::4], ("bgl", "bgl without its header"), ("apache-error", "[x] a")]:
         names, record = tuple(n for n in (name,) if n in NAMES), raw_frame([line])
         expected = parse(record, names, arrived=ARRIVED, zone="Europe/Berlin")["timestamp"].item()
-        assert formats.time_of(record, names, arrived=ARRIVED, zone="Europe/Berlin") == expected, line
+        assert formats.record_time(record, names, arrived=ARRIVED, zone="Europe/Berlin") == expected, line

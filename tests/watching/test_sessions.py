@@ -21,16 +21,11 @@ from pipeline.watching.observation import (
     Lane,
     Observation,
 )
+from pipeline.watching.sessions.growing import MAX_SESSION_EVENTS, GrowingSession, batch_events
 from pipeline.watching.sessions.history import MAX_REPORTED, SessionHistory
 from pipeline.watching.sessions.joint import joint_event
 from pipeline.watching.sessions.keys import JOINT
-from pipeline.watching.sessions.open_sessions import (
-    MAX_SESSION_EVENTS,
-    OpenSession,
-    events_by_session,
-    session_name,
-    split_name,
-)
+from pipeline.watching.sessions.open_sessions import OpenSession, session_name, split_name
 from pipeline.watching.table import ObservedTable
 
 MINUTE_MS = 60_000
@@ -54,15 +49,20 @@ def observed(events: list[tuple[str, int, int, int]], **more: Any) -> Observatio
     return replace(made, **more)
 
 
-def folded(batches: list[Observation]) -> dict[str, OpenSession]:
-    sessions: dict[str, OpenSession] = {}
+def grown(batches: list[Observation], *, restarts: bool = True) -> dict[str, GrowingSession]:
+    """`restarts`: each batch finds the sessions as Redis has them."""
+    sessions: dict[str, GrowingSession] = {}
     for batch in batches:
-        for name, pieces in events_by_session([batch]).items():
-            workload, key = split_name(name)
-            session = sessions.setdefault(name, OpenSession(workload=workload, key=key))
-            for piece in pieces:
-                session.add(piece)
+        for key, piece in batch_events(batch):
+            session = sessions.setdefault(key, GrowingSession(workload=batch.workload, key=key))
+            session.add(piece)
+            if restarts:
+                sessions[key] = GrowingSession.unpack(batch.workload, key, session.pack())
     return sessions
+
+
+def folded(batches: list[Observation]) -> dict[str, OpenSession]:
+    return {key: OpenSession.of(session) for key, session in grown(batches).items()}
 
 
 @given(
@@ -145,7 +145,7 @@ def test_what_began_before_its_past_ended_is_joined_to_it_and_known_to_be_in_no_
     assert SessionHistory.unpack(parts[1].next_history().pack()).partial
 
 
-@pytest.mark.parametrize("field", [2, 4])
+@pytest.mark.parametrize("field", [2, 4, 5])
 def test_an_endless_number_in_an_open_session_is_damage(field: int) -> None:
     fields = msgpack.unpackb(OpenSession(workload="w", key="k", at_ms=[1], lines=[1], templates=[1]).pack())
     fields[1][field] = float("inf")
@@ -189,12 +189,44 @@ def test_a_session_without_end_keeps_its_first_events_and_counts_the_others() ->
 def test_it_closes_a_timeout_and_a_grace_after_its_newest_batch_and_an_ended_one_after_the_grace() -> None:
     first = observed([("a", 0, 1, 5)], accepted_ms=10_000)
     second = observed([("a", 9, 2, 6)], accepted_ms=30_000)
-    (session,) = folded([second, first]).values()
+    (session,) = grown([second, first]).values()
     assert session.due_ms(MINUTE_MS) == 95_000
-    session.ended = session.ends_with(frozenset({5}))
-    assert not session.ended, "its last event ends nothing"
-    session.ended = session.ends_with(frozenset({6}))
+    assert not session.ends_with(frozenset({5})), "its last event ends nothing"
+    session.wire.ended = session.ends_with(frozenset({6}))
     assert session.due_ms(MINUTE_MS) == 35_000
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3), st.sampled_from("ab")), min_size=1, max_size=12),
+    st.randoms(),
+)
+def test_the_last_event_is_that_of_the_newest_time_and_line_however_events_came(
+    events: list[tuple[int, int, str]], chance: random.Random
+) -> None:
+    rows = [("trace\0t", at, line, number + 7) for number, (at, line, _) in enumerate(events)]
+    batches = [observed([row], workload=workload) for row, (_, _, workload) in zip(rows, events, strict=True)]
+    trace = GrowingSession(workload=JOINT, kind="trace", key="t")
+    for batch in chance.sample(batches, len(batches)):
+        for _, piece in batch_events(batch):
+            trace.add(piece)
+    last = max((at, line, number + 7) for number, (at, line, _) in enumerate(events))
+    joint = max((at, joint_event(of, number + 7)) for number, (at, _, of) in enumerate(events))
+    assert trace.ends_with(frozenset({last[2]})) and trace.ends_with(frozenset({joint[1]}), joint=True)
+    assert (trace.wire.last, trace.wire.last_joint) == (last, joint)
+    again = OpenSession.of(trace)
+    assert OpenSession.unpack(JOINT, "trace\0t", again.pack()) == again
+
+
+@given(st.integers(0, 300), st.integers(1, 40), st.randoms())
+def test_many_events_are_parted_by_session_as_few_are(n: int, keys: int, chance: random.Random) -> None:
+    rows = [(f"block\0b{chance.randrange(keys)}", at, at + 1, chance.randrange(9)) for at in range(n)]
+    found = {
+        key: list(zip(e.at_ms, e.lines, e.templates, strict=True)) for key, e in batch_events(observed(rows))
+    }
+    wanted: dict[str, list[tuple[int, int, int]]] = {}
+    for key, *event in rows:
+        wanted.setdefault(key, []).append((event[0], event[1], event[2]))
+    assert found == wanted
 
 
 @given(
@@ -264,11 +296,28 @@ def test_what_is_no_past_is_refused(blob: bytes) -> None:
         msgpack.packb([9, []]),
         msgpack.packb([1, ["s", "no lane", 1, False, 0, [], [], []]]),
         msgpack.packb([1, ["s", "fresh", 1, False, 0, [1], [], []]]),
+        msgpack.packb([2, ["s", "no lane", 1, False, 0, 0, None, None, [], []]]),
+        msgpack.packb([2, ["s", "fresh", 1, False, 0, 1, None, None, [], [b"\xc1"]]]),
+        msgpack.packb([2, ["s", "fresh", 1, False, 0, 1, None, None, [], [msgpack.packb([0, [1], [], []])]]]),
+        msgpack.packb([2, ["s", "fresh", 1, False, 0, 2, None, None, [], []]]),
     ],
 )
 def test_what_is_no_open_session_is_refused(blob: bytes) -> None:
     with pytest.raises(BadPayload):
         OpenSession.unpack("w", "k", blob)
+
+
+def test_an_open_session_of_an_earlier_build_is_read() -> None:
+    of_one = ["a.log", "fresh", 9, False, 2, [5, 1, -2], [7, 1, 1], [3, 4, 5]]
+    session = OpenSession.unpack("w", "k", msgpack.packb([1, of_one]))
+    assert (session.at_ms, session.lines, session.templates) == ([5, 6, 4], [7, 8, 9], [3, 4, 5])
+    assert (session.source, session.accepted_ms, session.dropped) == ("a.log", 9, 2)
+    of_two = [*of_one, [["web", "a.log"], ["pay", "b.log"]], [0, 1, 1]]
+    trace = GrowingSession.unpack(JOINT, "trace\0t", msgpack.packb([1, of_two]))
+    assert trace.wire.last_joint == (6, joint_event("pay", 4)) and trace.wire.last == (6, 8, 4)
+    assert OpenSession.of(trace).origin_of == [0, 1, 1]
+    with pytest.raises(BadPayload, match="no workload"):
+        GrowingSession.unpack(JOINT, "trace\0t", msgpack.packb([1, [*of_one, [["web", "a.log"]], [0, 1, 1]]]))
 
 
 def test_a_trace_has_a_part_in_each_workload_and_events_of_one_moment_stand_in_one_order() -> None:
@@ -285,5 +334,7 @@ def test_a_trace_has_a_part_in_each_workload_and_events_of_one_moment_stand_in_o
         "pay\0trace\0t": ("b.log", [2, 4]),
     }
     assert OpenSession.unpack(JOINT, "trace\0t", trace.pack()) == trace
+    fields = msgpack.unpackb(trace.pack())
+    fields[1][8].pop()
     with pytest.raises(BadPayload, match="no workload"):
-        OpenSession.unpack(JOINT, "trace\0t", replace(trace, origin_of=[0, 1, 0, 2]).pack())
+        OpenSession.unpack(JOINT, "trace\0t", msgpack.packb(fields))

@@ -41,6 +41,7 @@ from pipeline.watching.rows import MAX_ROWS, marked_as, template_of
 from pipeline.watching.sessions.follow_ups import FollowUps
 from pipeline.watching.sessions.model import NORMAL, SessionVerdict
 from pipeline.watching.state import WatcherState
+from pipeline.watching.table import ObservedTable
 from pipeline.watching.watcher import RoundSummary, Watcher
 from pipeline.workers.scrape import Scrape
 
@@ -809,7 +810,7 @@ def test_an_observation_with_which_a_round_fails_is_left_out_and_no_other(world:
     assert seen is not None
     # A time that no calendar has: of a damaged list, or a source of the days to come.
     wrong = dict(seen.anomalies.columns) | {"first": [1 << 60]}
-    seen = replace(seen, anomalies=replace(seen.anomalies, columns=wrong))
+    seen = replace(seen, anomalies=ObservedTable(seen.anomalies.schema, wrong))
     world.client.lset(world.keys.watching("observations"), 1, seen.pack())  # type: ignore[arg-type]
     world.stored(*BAD)
     found = [item for _ in range(6) for item in world.round(end=True).found]

@@ -1,8 +1,8 @@
 """Open sessions: the events of one session key of one workload, until no more are expected.
 
-Batches arrive out of order and event times jump, so an open session collects events in any order. When it
-closes, its events are sorted and cut at gaps. So the verdict does not depend on how lines were cut into
-batches, nor on the order in which batches were stored.
+Batches arrive out of order and event times jump, so an open session collects events in any order
+(growing.py). When it closes, its events are sorted and cut at gaps. So the verdict does not depend on how
+lines were cut into batches, nor on the order in which batches were stored.
 
 Closing follows the clock of batch acceptance: a session closes a session timeout (or longer:
 `session_open_s`) and a grace after the newest of its batches. Every batch of its lane that was accepted
@@ -17,23 +17,27 @@ A closed session may go on after a gap. Under a stateful session model its event
 gaps is judged at some of them, and always at the last.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 
 from pipeline.errors import BadPayload
-from pipeline.records.wire import Codec
-from pipeline.watching.observation import Lane, Observation
+from pipeline.watching.observation import Lane
+from pipeline.watching.sessions.growing import (
+    MAX_SESSION_EVENTS,
+    AddedEvents,
+    GrowingSession,
+    due_ms,
+    pack_session,
+    wire_of,
+)
 from pipeline.watching.sessions.history import KEEP_MS, SessionHistory
 from pipeline.watching.sessions.joint import Places, joint_event
 from pipeline.watching.sessions.keys import JOINED, JOINT, SEPARATOR, kind_and_key
 from pipeline.watching.sessions.prefixes import MAX_SESSION_PREFIX_EVENTS, thin_out
-
-MAX_SESSION_EVENTS: Final = 2_000  # of one session; HDFS's longest block has 298
-GRACE_S: Final = 5.0  # for batches on their way: a producer gathers lines for 1 s, a step takes up to seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,52 +76,7 @@ class Segment:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchEvents:
-    """The events of one session in one batch, in the batch's order."""
-
-    observation: Observation
-    at_ms: list[int]
-    lines: list[int]
-    templates: list[int]
-
-
-def events_by_session(observed: Iterable[Observation]) -> dict[str, list[BatchEvents]]:
-    """The events of every session, by its name."""
-    found: dict[str, list[BatchEvents]] = {}
-    for observation in observed:
-        of_batch: dict[str, BatchEvents] = {}
-        for key, at_ms, line, template_id in observation.events.rows():
-            events = of_batch.get(key)
-            if events is None:
-                events = BatchEvents(observation=observation, at_ms=[], lines=[], templates=[])
-                of_batch[key] = events
-                found.setdefault(session_name(observation.workload, key), []).append(events)
-            events.at_ms.append(at_ms)
-            events.lines.append(line)
-            events.templates.append(template_id)
-    return found
-
-
-_Steps = Annotated[list[int], msgspec.Meta(max_length=MAX_SESSION_EVENTS)]
-
-
-class _SessionWire(msgspec.Struct, frozen=True, array_like=True):
-    """Wire form of an OpenSession. Steps are differences to the value before: one or two bytes, not nine."""
-
-    source: str
-    lane: Lane
-    accepted_ms: int
-    ended: bool
-    dropped: int
-    at_steps: _Steps
-    line_steps: _Steps
-    templates: _Steps
-    origins: list[tuple[str, str]] = []
-    origin_of: _Steps = []
-
-
-_SESSIONS: Final = Codec(_SessionWire, version=1, what="an open session", newer=BadPayload)
+_PIECES: Final = msgspec.msgpack.Decoder(AddedEvents)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,35 +98,12 @@ class OpenSession:
     origins: list[tuple[str, str]] = field(default_factory=list)
     origin_of: list[int] = field(default_factory=list)
     places: Places = field(default_factory=dict)  # of `whole`
+    was: Lane | None = None  # as of a growing session
 
     @property
     def entry(self) -> str:
         """Kind and key, as `find_keys` writes them."""
         return self.kind + SEPARATOR + self.key if self.kind else self.key
-
-    def add(self, events: BatchEvents) -> int:
-        """Add these events; returns how many there was room for."""
-        at_ms = events.at_ms[: MAX_SESSION_EVENTS - len(self.at_ms)]
-        self.at_ms += at_ms
-        self.lines += events.lines[: len(at_ms)]
-        self.templates += events.templates[: len(at_ms)]
-        self.dropped += len(events.at_ms) - len(at_ms)
-        if self.workload == JOINT:
-            self._add_origin(events.observation, len(at_ms))
-        self.source, self.lane = events.observation.source, events.observation.lane
-        self.accepted_ms = max(self.accepted_ms, events.observation.accepted_ms)
-        return len(at_ms)
-
-    def _add_origin(self, observation: Observation, events: int) -> None:
-        workloads = [workload for workload, _ in self.origins]
-        origin = (observation.workload, observation.source)
-        if observation.workload in workloads:
-            place = workloads.index(observation.workload)
-            self.origins[place] = origin
-        else:
-            place = len(workloads)
-            self.origins.append(origin)
-        self.origin_of += [place] * events
 
     def parts(self) -> dict[str, "OpenSession"]:
         """Its sessions in single workloads, by name."""
@@ -199,15 +135,9 @@ class OpenSession:
         places = dict(zip(events, pairs, strict=True))
         return replace(self, source="", lines=[0] * len(events), templates=events, places=places)
 
-    def ends_with(self, ends: frozenset[int]) -> bool:
-        """Whether its last event is one of these."""
-        if ends.isdisjoint(self.templates):
-            return False
-        return max(zip(self.at_ms, self.lines, self.templates, strict=True))[2] in ends
-
     def due_ms(self, open_ms: int) -> int:
         """When it closes, on the clock of batch acceptance."""
-        return self.accepted_ms + round(GRACE_S * 1000) + (0 if self.ended else open_ms)
+        return due_ms(self.accepted_ms, open_ms, ended=self.ended)
 
     def segments(
         self,
@@ -258,48 +188,62 @@ class OpenSession:
         return min(MAX_SESSION_PREFIX_EVENTS, len(gaps) * (before + len(self.at_ms)))
 
     def pack(self) -> bytes:
-        return _SESSIONS.pack(
-            _SessionWire(
-                self.source,
-                self.lane,
-                self.accepted_ms,
-                self.ended,
-                self.dropped,
-                _steps(self.at_ms),
-                _steps(self.lines),
-                self.templates,
-                self.origins,
+        return pack_session(
+            wire_of(
+                list(zip(self.at_ms, self.lines, self.templates, strict=True)),
                 self.origin_of,
+                self.origins,
+                source=self.source,
+                lane=self.lane,
+                accepted_ms=self.accepted_ms,
+                ended=self.ended,
+                dropped=self.dropped,
             )
         )
 
     @classmethod
     def unpack(cls, workload: str, entry: str, blob: bytes) -> "OpenSession":
         """`entry`: kind and key. Raises BadPayload."""
-        wire = _SESSIONS.unpack(blob)
-        if not len(wire.at_steps) == len(wire.line_steps) == len(wire.templates):
-            raise BadPayload("an open session is not readable: its lists have different lengths")
-        if workload == JOINT and not (
-            len(wire.origin_of) == len(wire.templates)
-            and all(0 <= origin < len(wire.origins) for origin in wire.origin_of)
-        ):
-            raise BadPayload("an open trace is not readable: an event has no workload")
-        kind, key = kind_and_key(entry)
-        return cls(
-            workload=workload,
-            key=key,
-            kind=kind,
+        return cls.of(GrowingSession.unpack(workload, entry, blob))
+
+    @classmethod
+    def of(cls, growing: GrowingSession) -> "OpenSession":
+        """With all events of a session that grew. Raises BadPayload."""
+        wire = growing.wire
+        session = cls(
+            workload=growing.workload,
+            key=growing.key,
+            kind=growing.kind,
             source=wire.source,
             lane=wire.lane,
             accepted_ms=wire.accepted_ms,
             ended=wire.ended,
             dropped=wire.dropped,
-            at_ms=list(accumulate(wire.at_steps)),
-            lines=list(accumulate(wire.line_steps)),
-            templates=wire.templates,
-            origins=wire.origins,
-            origin_of=wire.origin_of,
+            origins=list(wire.origins),
         )
+        for blob in wire.pieces:
+            session._add(_piece(blob))
+        if len(session.at_ms) != wire.events:
+            raise BadPayload("an open session is not readable: it has lost events")
+        return session
+
+    def _add(self, piece: AddedEvents) -> None:
+        if not len(piece.at_steps) == len(piece.line_steps) == len(piece.templates):
+            raise BadPayload("an open session is not readable: its lists have different lengths")
+        self.at_ms += accumulate(piece.at_steps)
+        self.lines += accumulate(piece.line_steps)
+        self.templates += piece.templates
+        if self.workload == JOINT:
+            if piece.origin >= len(self.origins):
+                raise BadPayload("an open trace is not readable: an event has no workload")
+            self.origin_of += [piece.origin] * len(piece.templates)
+
+
+def _piece(blob: bytes) -> AddedEvents:
+    try:
+        return _PIECES.decode(blob)
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise BadPayload(f"an open session is not readable: {exc}") from exc
 
 
 def _gaps(times: Sequence[int], longer_than_ms: int) -> list[int]:
@@ -320,10 +264,6 @@ def _thinned_out(times: Sequence[int], ends: Sequence[int], *, before: int) -> l
         found += [length - before + begin for length in lengths]
         begin, before = day, 0
     return found
-
-
-def _steps(values: Sequence[int]) -> list[int]:
-    return [b - a for a, b in pairwise((0, *values))]
 
 
 def session_name(workload: str, entry: str, *, joined: bool = True) -> str:

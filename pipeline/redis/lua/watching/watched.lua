@@ -7,7 +7,7 @@
 -- invariant: states, rows and the list change together or not at all, so every observation is in the states once.
 local LEASE, OBSERVATIONS, WATCHING, SESSIONS, PULSES, RATES, INCIDENTS, OUTBOX, PASTS, PAST_DUE, NUMBERS,
   DAILY, EVENTS = unpack(KEYS)
-local FIRST_LANE = 14
+local FIRST_LANE, MOST = 14, 4000 -- values of one call, an even number: Lua's stack has 8,000
 local round = cmsgpack.unpack(ARGV[1])
 local lease = redis.call('HMGET', LEASE, 'token', 'deadline')
 if lease[1] ~= round.token or tonumber(lease[2] or '0') <= now_ms() then return 0 end
@@ -28,28 +28,32 @@ redis.call('HINCRBY', WATCHING, 'bytes', 0 - bytes)
 redis.call('HSET', WATCHING, 'head', head, 'round_ms', now_ms(), 'round', round.name)
 if redis.call('EXISTS', OBSERVATIONS) == 0 then redis.call('HSET', WATCHING, 'bytes', 0) end
 if round.incidents ~= '' then redis.call('SET', INCIDENTS, round.incidents) end
-for _, session in ipairs(round.sessions) do
-  local name, lane, due_ms, state = unpack(session)
-  local idle = FIRST_LANE + lane
-  for other = FIRST_LANE, #KEYS do
-    if other ~= idle then redis.call('ZREM', KEYS[other], name) end
+-- One call for thousands of values: a call for each session takes most of the time of a round.
+local function in_parts(command, key, values)
+  local done = 0
+  for first = 1, #values, MOST do
+    done = done + redis.call(command, key, unpack(values, first, math.min(first + MOST - 1, #values)))
   end
-  redis.call('ZADD', KEYS[idle], due_ms, name)
-  redis.call('HSET', SESSIONS, name, state)
+  return done
 end
-for _, name in ipairs(round.closed) do
-  for lane = FIRST_LANE, #KEYS do redis.call('ZREM', KEYS[lane], name) end
-  redis.call('HDEL', SESSIONS, name)
+local stray = in_parts('HSET', SESSIONS, round.sessions) ~= round.new
+for lane, names in ipairs(round.moved) do in_parts('ZREM', KEYS[FIRST_LANE + lane - 1], names) end
+-- A damaged session, which counts as a new one, is still in the lane that it had.
+if stray then
+  local names = {}
+  for place = 1, #round.sessions, 2 do names[#names + 1] = round.sessions[place] end
+  for lane = FIRST_LANE, #KEYS do in_parts('ZREM', KEYS[lane], names) end
 end
+for lane, due in ipairs(round.due) do in_parts('ZADD', KEYS[FIRST_LANE + lane - 1], due) end
+for lane = FIRST_LANE, #KEYS do in_parts('ZREM', KEYS[lane], round.closed) end
+in_parts('HDEL', SESSIONS, round.closed)
 for _, history in ipairs(round.histories) do
   local name, expires_ms, state = unpack(history)
   redis.call('ZADD', PAST_DUE, expires_ms, name)
   redis.call('HSET', PASTS, name, state)
 end
-for _, name in ipairs(round.forgotten_histories) do
-  redis.call('ZREM', PAST_DUE, name)
-  redis.call('HDEL', PASTS, name)
-end
+in_parts('ZREM', PAST_DUE, round.forgotten_histories)
+in_parts('HDEL', PASTS, round.forgotten_histories)
 for workload, state in pairs(round.minute_counts) do redis.call('HSET', PULSES, workload, state) end
 for workload, state in pairs(round.rates) do redis.call('HSET', RATES, workload, state) end
 for workload, state in pairs(round.daily) do redis.call('HSET', DAILY, workload, state) end

@@ -1,0 +1,242 @@
+"""Open sessions as they grow: each round adds packed events, and reads none of those before.
+
+A session of a thousand events is touched in hundreds of rounds. What a round has to know of it is in a head
+of some numbers: how many events, which is the last, when it closes. `OpenSession` (open_sessions.py) has all
+events, once the session closes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from operator import sub
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from pipeline.errors import BadPayload
+from pipeline.records.wire import Codec
+from pipeline.watching.observation import Lane, Observation
+from pipeline.watching.sessions.joint import joint_event
+from pipeline.watching.sessions.keys import JOINT, kind_and_key
+
+MAX_SESSION_EVENTS: Final = 2_000  # of one session; HDFS's longest block has 298
+GRACE_S: Final = 5.0  # for batches on their way: a producer gathers lines for 1 s, a step takes up to seconds
+_GRACE_MS: Final = round(GRACE_S * 1000)
+_FEW_EVENTS: Final = 64  # Polars groups more in less time than a loop
+_FIRST_VERSION: Final = b"\x92\x01"  # begins a session of version 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchEvents:
+    """The events of one session in one batch, in the batch's order."""
+
+    observation: Observation
+    at_ms: list[int]
+    lines: list[int]
+    templates: list[int]
+
+
+def batch_events(observation: Observation) -> list[tuple[str, BatchEvents]]:
+    """The events of every session of a batch, by its kind and key."""
+    table = observation.events
+    if table.height > _FEW_EVENTS:
+        grouped = table.frame().group_by("session", maintain_order=True).agg("at", "line", "template_id")
+        rows = zip(*(grouped[name].to_list() for name in table.schema.types), strict=True)
+        return [
+            (entry, BatchEvents(observation=observation, at_ms=at_ms, lines=lines, templates=templates))
+            for entry, at_ms, lines, templates in rows
+        ]
+    found: dict[str, BatchEvents] = {}
+    for entry, at_ms, line, template_id in table.rows():
+        events = found.get(entry)
+        if events is None:
+            events = BatchEvents(observation=observation, at_ms=[], lines=[], templates=[])
+            found[entry] = events
+        events.at_ms.append(at_ms)
+        events.lines.append(line)
+        events.templates.append(template_id)
+    return list(found.items())
+
+
+Steps = Annotated[list[int], msgspec.Meta(max_length=MAX_SESSION_EVENTS)]
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class AddedEvents(msgspec.Struct, frozen=True, array_like=True):
+    """Events that were added together, of one workload. Steps are differences to the value before: one or two
+    bytes, not nine."""
+
+    origin: _Count  # place among the origins of its session
+    at_steps: Steps
+    line_steps: Steps
+    templates: Steps
+
+
+class SessionWire(msgspec.Struct, array_like=True, kw_only=True):
+    """Wire form of an open session."""
+
+    source: str = ""  # of its newest batch, as the next two
+    lane: Lane = Lane.FRESH
+    accepted_ms: int = 0
+    ended: bool = False  # its last event is an end event
+    dropped: int = 0  # events past MAX_SESSION_EVENTS
+    events: _Count = 0  # that it has
+    last: tuple[int, int, int] | None = None  # (at ms, line, template) of its last event
+    # (at ms, number) of the last event of a trace. Its lines come from several files, which have no order.
+    last_joint: tuple[int, int] | None = None
+    # Of a trace: its workloads with the sources of their newest batches.
+    origins: list[tuple[str, str]] = []
+    pieces: Annotated[list[bytes], msgspec.Meta(max_length=MAX_SESSION_EVENTS)] = []
+
+
+class _FirstWire(msgspec.Struct, frozen=True, array_like=True):
+    """Version 1, without pieces."""
+
+    source: str
+    lane: Lane
+    accepted_ms: int
+    ended: bool
+    dropped: int
+    at_steps: Steps
+    line_steps: Steps
+    templates: Steps
+    origins: list[tuple[str, str]] = []
+    origin_of: Steps = []
+
+
+_SESSIONS: Final = Codec(SessionWire, version=2, what="an open session", newer=BadPayload)
+_FIRST: Final = Codec(_FirstWire, version=1, what="an open session", newer=BadPayload)
+_PACKED: Final = msgspec.msgpack.Encoder()
+
+
+@dataclass(slots=True, kw_only=True)
+class GrowingSession:
+    """One open session. `was`: the lane in which Redis has it, None for a new one."""
+
+    workload: str  # JOINT for a trace, until it is parted
+    key: str
+    kind: str = ""  # of the key
+    wire: SessionWire = field(default_factory=SessionWire)
+    was: Lane | None = None
+
+    @property
+    def lane(self) -> Lane:
+        return self.wire.lane
+
+    def add(self, found: BatchEvents) -> int:
+        """Add these events; returns how many there was room for."""
+        wire, observation = self.wire, found.observation
+        room = MAX_SESSION_EVENTS - wire.events
+        wire.dropped += max(0, len(found.at_ms) - room)
+        at_ms, lines, templates = found.at_ms[:room], found.lines[:room], found.templates[:room]
+        if at_ms:
+            origin = self._origin(observation) if self.workload == JOINT else 0
+            piece = AddedEvents(origin, _steps(at_ms), _steps(lines), templates)
+            wire.pieces.append(_PACKED.encode(piece))
+            wire.events += len(at_ms)
+            last = _last(at_ms, lines, templates)
+            wire.last = last if wire.last is None else max(wire.last, last)
+            if self.workload == JOINT:
+                joint = _last_joint(observation.workload, at_ms, templates)
+                wire.last_joint = joint if wire.last_joint is None else max(wire.last_joint, joint)
+        wire.source, wire.lane = observation.source, observation.lane
+        wire.accepted_ms = max(wire.accepted_ms, observation.accepted_ms)
+        return len(at_ms)
+
+    def _origin(self, observation: Observation) -> int:
+        """The place of the observation's workload among the origins."""
+        origins, origin = self.wire.origins, (observation.workload, observation.source)
+        for place, (workload, _) in enumerate(origins):
+            if workload == observation.workload:
+                origins[place] = origin
+                return place
+        origins.append(origin)
+        return len(origins) - 1
+
+    def ends_with(self, ends: frozenset[int], *, joint: bool = False) -> bool:
+        """Whether its last event is one of these. `joint`: numbers of events of a trace as a whole."""
+        last = self.wire.last_joint if joint else self.wire.last
+        return last is not None and last[-1] in ends
+
+    def due_ms(self, open_ms: int) -> int:
+        """When it closes, on the clock of batch acceptance."""
+        return due_ms(self.wire.accepted_ms, open_ms, ended=self.wire.ended)
+
+    def pack(self) -> bytes:
+        return pack_session(self.wire)
+
+    @classmethod
+    def unpack(cls, workload: str, entry: str, blob: bytes) -> "GrowingSession":
+        """`entry`: kind and key. Raises BadPayload; damage of events is found once they are read."""
+        kind, key = kind_and_key(entry)
+        earlier = blob.startswith(_FIRST_VERSION)
+        wire = _of_first(_FIRST.unpack(blob)) if earlier else _SESSIONS.unpack(blob)
+        return cls(workload=workload, key=key, kind=kind, wire=wire, was=wire.lane)
+
+
+def due_ms(accepted_ms: int, open_ms: int, *, ended: bool) -> int:
+    """When a session closes whose newest batch was accepted then."""
+    return accepted_ms + _GRACE_MS + (0 if ended else open_ms)
+
+
+def pack_session(wire: SessionWire) -> bytes:
+    """The bytes of an open session in Redis."""
+    return _SESSIONS.pack(wire)
+
+
+def wire_of(
+    rows: Sequence[tuple[int, int, int]],
+    origin_of: Sequence[int],
+    origins: list[tuple[str, str]],
+    **more: Any,
+) -> SessionWire:
+    """The wire form of these events: (at ms, line, template). `origin_of`: of each event of a trace its place
+    among `origins`; `more`: the fields that tell nothing of events."""
+    wire = SessionWire(events=len(rows), last=max(rows, default=None), origins=origins, **more)
+    if origin_of:
+        numbered = zip(rows, origin_of, strict=True)
+        wire.last_joint = max((row[0], joint_event(origins[at][0], row[2])) for row, at in numbered)
+    places = [row for row in range(1, len(origin_of)) if origin_of[row] != origin_of[row - 1]]
+    for begin, end in pairwise([0, *places, len(rows)]):
+        if begin < end:
+            at_ms, lines, templates = map(list, zip(*rows[begin:end], strict=True))
+            piece = AddedEvents(origin_of[begin] if origin_of else 0, _steps(at_ms), _steps(lines), templates)
+            wire.pieces.append(_PACKED.encode(piece))
+    return wire
+
+
+def _of_first(first: _FirstWire) -> SessionWire:
+    """What an earlier build wrote."""
+    if not len(first.at_steps) == len(first.line_steps) == len(first.templates):
+        raise BadPayload("an open session is not readable: its lists have different lengths")
+    if len(first.origin_of) not in (0, len(first.templates)) or any(
+        not 0 <= origin < len(first.origins) for origin in first.origin_of
+    ):
+        raise BadPayload("an open trace is not readable: an event has no workload")
+    return wire_of(
+        list(zip(accumulate(first.at_steps), accumulate(first.line_steps), first.templates, strict=True)),
+        first.origin_of,
+        first.origins,
+        source=first.source,
+        lane=first.lane,
+        accepted_ms=first.accepted_ms,
+        ended=first.ended,
+        dropped=first.dropped,
+    )
+
+
+def _last(at_ms: Sequence[int], lines: Sequence[int], templates: Sequence[int]) -> tuple[int, int, int]:
+    newest, last = max(at_ms), max(lines)
+    if at_ms[-1] == newest and lines[-1] == last:  # as nearly always
+        return newest, last, templates[-1]
+    return max(zip(at_ms, lines, templates, strict=True))
+
+
+def _last_joint(workload: str, at_ms: Sequence[int], templates: Sequence[int]) -> tuple[int, int]:
+    newest = max(at_ms)
+    rows = zip(at_ms, templates, strict=True)
+    return newest, max(joint_event(workload, template) for at, template in rows if at == newest)
+
+
+def _steps(values: Sequence[int]) -> list[int]:
+    return [*values[:1], *map(sub, values[1:], values)]
