@@ -180,7 +180,7 @@ def test_a_redis_with_another_password_is_named_and_no_password_is_shown(
                 assert "refuses the login" in sentence(done)
             else:
                 assert done.returncode == 1 and "refuses the login" in done.stdout
-        assert "refuses the login" in sentence(logweir("up", REDIS_URL=f"unix://{socket_path}"))
+        assert "refuses the login" in sentence(logweir.inside("up", REDIS_URL=f"unix://{socket_path}"))
 
 
 def test_the_password_of_redis_stands_in_no_log_and_no_output(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_redis_user_without_rights_is_told_so(logweir: Command, tmp_path: Path
             categories=["+@all", "-@scripting"],
         )
         url = f"unix://reader:pw@{client.connection_pool.connection_kwargs['path']}"
-        said = sentence(logweir("up", REDIS_URL=url))
+        said = sentence(logweir.inside("up", REDIS_URL=url))
         assert "rights" in said and "eval" in said.lower()
 
 
@@ -216,7 +216,9 @@ def test_a_full_redis_is_told_so(logweir: Command, tmp_path: Path) -> None:
         with contextlib.suppress(redis.ResponseError):
             for n in range(4000):
                 client.set(f"k{n}", b"x" * 1000)
-        said = sentence(logweir("up", REDIS_URL=f"unix://{client.connection_pool.connection_kwargs['path']}"))
+        said = sentence(
+            logweir.inside("up", REDIS_URL=f"unix://{client.connection_pool.connection_kwargs['path']}")
+        )
         assert "does not take writes" in said and "memory" in said
 
 
@@ -224,13 +226,13 @@ def test_a_redis_that_is_too_old_or_silent_or_no_redis_at_all_is_refused_within_
     logweir: Command,
 ) -> None:
     with listening(redis_5) as port:
-        assert "at least 6.2" in sentence(logweir("up", REDIS_URL=f"redis://127.0.0.1:{port}"))
+        assert "at least 6.2" in sentence(logweir.inside("up", REDIS_URL=f"redis://127.0.0.1:{port}"))
     with listening(redis_6_0) as port:
-        assert "6.0.16" in sentence(logweir("up", REDIS_URL=f"redis://127.0.0.1:{port}"))
+        assert "6.0.16" in sentence(logweir.inside("up", REDIS_URL=f"redis://127.0.0.1:{port}"))
     with listening(lambda _: None) as port:
         assert "did not answer" in sentence(logweir("up", REDIS_URL=f"redis://127.0.0.1:{port}", timeout=25))
     with listening(lambda _: b"HTTP/1.1 400 Bad Request\r\n\r\n") as port:
-        assert "correct REDIS_URL" in sentence(logweir("up", REDIS_URL=f"redis://127.0.0.1:{port}"))
+        assert "correct REDIS_URL" in sentence(logweir.inside("up", REDIS_URL=f"redis://127.0.0.1:{port}"))
     said = sentence(logweir("status", REDIS_URL="redis://127.0.0.1:1", timeout=25))
     assert "does not answer" in said and "start it" in said
     assert "REDIS_URL" in sentence(logweir("status", REDIS_URL="redis://localhost:port"))

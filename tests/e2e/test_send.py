@@ -202,8 +202,8 @@ def test_the_doctor_leaves_nothing_behind_and_names_a_directory_that_cannot_be_u
 
 def test_a_setting_that_is_unknown_or_out_of_range_is_refused(logweir: Command) -> None:
     assert "colour" in sentence(logweir("status", LOGWEIR_COLOUR="red"))
-    assert "out of range" in sentence(logweir("up", LOGWEIR_INTERNAL_BATCH_RECORDS="0"))
-    assert "wrong type" in sentence(logweir("up", LOGWEIR_INTERNAL_BATCH_RECORDS="many"))
+    assert "out of range" in sentence(logweir.inside("up", LOGWEIR_INTERNAL_BATCH_RECORDS="0"))
+    assert "wrong type" in sentence(logweir.inside("up", LOGWEIR_INTERNAL_BATCH_RECORDS="many"))
 
 
 @pytest.mark.parametrize("json_flag", [[], ["--json"]])
