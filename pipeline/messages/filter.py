@@ -17,6 +17,7 @@ from kombu.exceptions import OperationalError
 from kombu.transport import redis as transport
 
 from pipeline.logs import logger
+from pipeline.messages.spent import spent
 from pipeline.observe import counters as metrics
 
 # A wake-up has about 1.5 KiB; one with the longest id, in characters that JSON writes as \uXXXX, has 30.
@@ -70,7 +71,7 @@ class Channel(transport.Channel):  # type: ignore[misc] # kombu publishes no typ
             why = fault(raw) if foreign else fault(raw) or unwanted(raw, self.tasks)
             if why:
                 drop(why, queue=queue)
-            else:
+            elif foreign or not _is_spent(raw, queue):
                 deliver(raw if foreign else wake_up(raw, queue))
 
         self.connection._callbacks[queue] = checked
@@ -211,6 +212,11 @@ def drop(why: str, **context: object) -> None:
     metrics.dropped()
     if dropped[why] % 1000 == 1:
         logger(**context).warning("message.dropped", why=why, count=dropped[why])
+
+
+def _is_spent(raw: dict[str, Any], queue: str) -> bool:
+    batch_id = raw["headers"].get("batch")
+    return isinstance(batch_id, str) and spent.take(queue, batch_id)
 
 
 def _id(value: object, *, empty: bool = False) -> bool:

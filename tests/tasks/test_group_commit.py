@@ -9,6 +9,7 @@ from crash_points import check_sums, snapshot
 
 from pipeline.errors import SinkUnavailable
 from pipeline.messages.app import make_app
+from pipeline.messages.spent import spent
 from pipeline.producer import Producer
 from pipeline.records.batch import Purpose
 from pipeline.records.delivery import Claim, Meta, Stage
@@ -62,6 +63,8 @@ def test_what_waits_behind_a_batch_is_stored_in_its_commit(context: Context) -> 
     for name in ("b", "c"):
         ingest.run(context, name)
     assert len(commits(context)) == 1, "their messages find them done"
+    spent_ones = [name for name in ("a", "b", "c") if spent.take("ingest", name)]
+    assert spent_ones == ["b", "c"], "and ask for nothing where this process receives them"
 
 
 def test_batches_with_unknown_lines_leave_the_group(context: Context) -> None:

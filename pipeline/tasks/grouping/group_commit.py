@@ -16,6 +16,8 @@ import polars as pl
 from pipeline.errors import ClaimLost
 from pipeline.ledger.renewal import ClaimRenewal
 from pipeline.logs import logger
+from pipeline.messages.routing import of_class
+from pipeline.messages.spent import spent
 from pipeline.records.batch import Purpose
 from pipeline.records.columns import stacked
 from pipeline.records.delivery import Claim, Stage, WorkloadEnd
@@ -58,7 +60,15 @@ def commit_together(
     context: Context, claim: Claim, holding: ClaimRenewal, *, begin: Begin, stage: Stage, queue: str
 ) -> Iterator[tuple[Claim, StepResult]]:
     """The results of the batch and of those that it takes along (a `JointStep`)."""
+    for member, result in _together(context, claim, holding, begin=begin, stage=stage, queue=queue):
+        yield member, result
+        if member is not claim and (result is None or isinstance(result, Stage)):
+            spent.add(of_class(queue, backfill=member.backfill), member.batch_id)
 
+
+def _together(
+    context: Context, claim: Claim, holding: ClaimRenewal, *, begin: Begin, stage: Stage, queue: str
+) -> Iterator[tuple[Claim, StepResult]]:
     def one(context: Context, claim: Claim) -> Stage | None:
         ((_, found),) = begin(context, [claim])
         return committed_or_stage(context, claim, found)
