@@ -120,8 +120,7 @@ def _speeds(data: Path) -> dict[str, dict[str, Any]]:
 
 def _timed(bundle: Path, lines: Sequence[str], turn: int) -> tuple[float, float]:
     """Distinct lines a second by the clock and of processor time: of one half, once the other was met."""
-    for remembered in (prior._pieces, prior._features):  # by the process
-        remembered.cache_clear()
+    prior._features.cache_clear()  # which a process remembers
     model = LineModel.load(bundle, threads=1)
     order = [lines[i] for i in np.random.default_rng(turn).permutation(len(lines))]
     met, asked = order[: len(order) // 2], order[len(order) // 2 :]

@@ -130,8 +130,7 @@ class Scorer:
         self, rng = cls.here, np.random.default_rng(seed)
         order = [self.lines[i] for i in rng.permutation(len(self.lines))]
         met, asked = order[: round(known * len(order))], order[round(known * len(order)) :]
-        for remembered in (prior._pieces, prior._features):  # by the process
-            remembered.cache_clear()
+        prior._features.cache_clear()  # which a process remembers
         model = LineModel.load(self.bundle, threads=threads)
         if met:
             model.score(met)

@@ -39,7 +39,9 @@ class EncodedLines:
     scored: Bools  # (N,) False for mask tokens, which stand for any value.
     words: list[str]  # (W,).
     line: Ints  # (W,) the line of a word.
-    flags: npt.NDArray[np.uint8]  # (W,) from `describe`.
+    flags: Ints  # (W,) from `describe`.
+    marks: Ints  # (M,) those of all words, from `describe`.
+    marked: Ints  # (M,) the word of a mark, 0..W-1.
 
     def batches(self, room: int) -> Iterator[tuple[slice, Ints]]:
         """Consecutive lines: the slice of their pieces, and where each line begins in it (L' + 1,).
@@ -77,13 +79,41 @@ def rectangles(start: Ints, room: int) -> Iterator[tuple[Ints, Bools]]:
         stop = begin
 
 
+class _Rows:
+    """A growing array of rows of different lengths."""
+
+    def __init__(self) -> None:
+        self.flat = np.empty(0, dtype=np.int64)
+        self._first = np.empty(0, dtype=np.int64)
+        self._length = np.empty(0, dtype=np.int64)
+
+    def add(self, rows: Sequence[Sequence[int]]) -> None:
+        length = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+        first = len(self.flat) + np.cumsum(length) - length
+        flat: Any = np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=int(length.sum()))
+        self.flat = np.concatenate([self.flat, flat])
+        self._first = np.concatenate([self._first, first])
+        self._length = np.concatenate([self._length, length])
+
+    def take(self, rows: Ints) -> tuple[Ints, Ints, Ints]:
+        """The values of these rows one after the other, which of `rows` each is of, and the lengths."""
+        length = self._length[rows]
+        before = np.cumsum(length) - length
+        of = np.repeat(np.arange(len(rows)), length)
+        return self.flat[np.repeat(self._first[rows] - before, length) + np.arange(len(of))], of, length
+
+
 class Lexicon:
     """A cache from words to pieces. Thread-safe.
 
-    `describe` gives eight bits of the caller's for each word, once.
+    `describe` gives an integer and marks of the caller's for each word, once.
     """
 
-    def __init__(self, tokenizer: LineTokenizer, describe: Callable[[str], int] = lambda _word: 0) -> None:
+    def __init__(
+        self,
+        tokenizer: LineTokenizer,
+        describe: Callable[[str], tuple[int, Sequence[int]]] = lambda _word: (0, ()),
+    ) -> None:
         self.tokenizer = tokenizer
         self._describe = describe
         self._lock = threading.Lock()
@@ -93,26 +123,22 @@ class Lexicon:
 
     def _clear(self) -> None:
         self._number: dict[str, int] = {}
-        self._pieces = np.empty(0, dtype=np.int64)
-        self._first = np.empty(0, dtype=np.int64)
-        self._length = np.empty(0, dtype=np.int64)
-        self._flags = np.empty(0, dtype=np.uint8)
+        self._pieces, self._marks = _Rows(), _Rows()
+        self._flags = np.empty(0, dtype=np.int64)
 
     def encode(self, lines: Sequence[str]) -> EncodedLines:
         """The lines in order."""
         texts = [head_and_tail(line).split() for line in lines]
         words = list(chain.from_iterable(texts))
         with self._lock:
-            if len(self._number) > _WORDS_MOST or len(self._pieces) > _PIECES_MOST:
+            if len(self._number) > _WORDS_MOST or len(self._pieces.flat) > _PIECES_MOST:
                 self._clear()
             new = [w for w in dict.fromkeys(words) if w not in self._number]
             if new:
                 self._learn(new)
             number = np.fromiter(map(self._number.__getitem__, words), dtype=np.int64, count=len(words))
-            length = self._length[number]
-            before = np.cumsum(length) - length
-            place = np.repeat(np.arange(len(words)), length)
-            ids = self._pieces[np.repeat(self._first[number] - before, length) + np.arange(len(place))]
+            ids, place, length = self._pieces.take(number)
+            marks, marked, _ = self._marks.take(number)
             flags = self._flags[number]
         line = np.repeat(np.arange(len(lines)), [len(t) for t in texts])
         start = np.zeros(len(lines) + 1, dtype=np.int64)
@@ -123,7 +149,15 @@ class Lexicon:
             ids, place = ids[within], place[within]
             np.cumsum(np.minimum(np.diff(start), room), out=start[1:])
         return EncodedLines(
-            ids=ids, place=place, start=start, scored=~self._fixed[ids], words=words, line=line, flags=flags
+            ids=ids,
+            place=place,
+            start=start,
+            scored=~self._fixed[ids],
+            words=words,
+            line=line,
+            flags=flags,
+            marks=marks,
+            marked=marked,
         )
 
     @staticmethod
@@ -137,14 +171,9 @@ class Lexicon:
         return within
 
     def _learn(self, words: Sequence[str]) -> None:
-        pieces = self.tokenizer.pieces(words)
-        length = np.fromiter(map(len, pieces), dtype=np.int64, count=len(words))
-        first = len(self._pieces) + np.cumsum(length) - length
-        flat: Any = np.fromiter(chain.from_iterable(pieces), dtype=np.int64, count=int(length.sum()))
-        flags = np.fromiter(map(self._describe, words), dtype=np.uint8, count=len(words))
+        self._pieces.add(self.tokenizer.pieces(words))
+        described = [self._describe(word) for word in words]
+        self._marks.add([marks for _, marks in described])
+        self._flags = np.concatenate([self._flags, np.array([flags for flags, _ in described])])
         count = len(self._number)
-        self._pieces = np.concatenate([self._pieces, flat])
-        self._first = np.concatenate([self._first, first])
-        self._length = np.concatenate([self._length, length])
-        self._flags = np.concatenate([self._flags, flags])
         self._number.update(zip(words, range(count, count + len(words)), strict=True))

@@ -25,8 +25,8 @@ from pipeline.models.encoder.pretrained import PretrainedTokenizer
 from pipeline.models.evidence import Evidence
 from pipeline.models.lexicon import EncodedLines, Lexicon
 from pipeline.models.novelty import Novelty
-from pipeline.models.prior import SeverityPrior
-from pipeline.models.severity import may_be_severe, severity_words
+from pipeline.models.prior import SeverityPrior, Spoken, word_marks
+from pipeline.models.severity import names_failure, severity_words
 from pipeline.models.tokenizer import READ_CHARS, LineTokenizer
 
 _AT_ONCE: Final = 2048  # lines; bounds what is encoded at a time
@@ -36,6 +36,7 @@ _WORD_CHARS: Final = 64  # of a shown word; longer ones are blobs
 _LETTER: Final = re.compile(r"[^\W_]")  # or digit
 _PUNCTUATION: Final = "\"'`.,:;!?()[]{}=|#*"
 _SAYS, _UNSEEN, _SEVERE = 1, 2, 4  # flags of a word in the lexicon
+_COUNT: Final = 3  # bits below the number of its pieces for the prior
 
 Reading = tuple[float, int, Sequence[str]]  # surprisal in nats, scored pieces, words worst first
 
@@ -180,7 +181,8 @@ class LineModel:
                 _readings(lines, self._surprisals(lines), self.config),
                 _by_line(lines, np.flatnonzero(lines.flags & _UNSEEN)),
             )
-            novelties, priors = self._novelty.score(part), self._prior.score(part, severities)
+            novelties = self._novelty.score(part)
+            priors = self._prior.score_spoken(part, severities, _spoken(lines))
             rows = zip(readings, severities, novelties, priors, strict=True)
             for i, ((surprisal, tokens, words), severity, novelty, prior) in enumerate(rows):
                 out.append(
@@ -204,16 +206,23 @@ class LineModel:
 
         return masked_surprisals(self.network, lines, self.device)
 
-    def _describe(self, word: str) -> int:
-        """The flags of a word; the lexicon asks once per word."""
+    def _describe(self, word: str) -> tuple[int, Sequence[int]]:
+        """The flags of a word, and its marks for the prior; the lexicon asks once per word."""
         says = self._says(word)
         unseen = says and _normal(word) not in self._words
-        return _SAYS * says | _UNSEEN * unseen | _SEVERE * may_be_severe(word)
+        pieces, marks = word_marks(word)
+        flags = _SAYS * says | _UNSEEN * unseen | _SEVERE * names_failure(word)
+        return flags | pieces << _COUNT, marks
 
     def _says(self, word: str) -> bool:
         """Whether a word holds more than masks and punctuation."""
         text = self._masks.sub("", word) if self.tokenizer.opening in word else word
         return _LETTER.search(text) is not None
+
+
+def _spoken(lines: EncodedLines) -> Spoken:
+    pieces = np.bincount(lines.line, lines.flags >> _COUNT, len(lines.start) - 1)
+    return Spoken(line=lines.line[lines.marked], mark=lines.marks, pieces=pieces.astype(np.int64))
 
 
 def _readings(lines: EncodedLines, surprisals: Any, config: ModelConfig) -> Iterator[Reading]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from typing import Final
+from typing import Final, cast
 
 import msgpack
 import numpy as np
@@ -48,6 +48,15 @@ _PIECE: Final = re.compile(r"<[A-Z0-9_*]+>|[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bag = tuple[tuple[int, float], ...]  # (feature, value) of a line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spoken:
+    """The marks of the words of lines, from `word_marks`."""
+
+    line: Ints  # (M,) the line of a mark, ascending.
+    mark: Ints  # (M,).
+    pieces: Ints  # (L,) of each line.
 
 
 class SeverityPrior:
@@ -97,23 +106,26 @@ class SeverityPrior:
                 named[at + i] if named is not None and len(line) <= _CHARS else _named(line)
                 for i, line in enumerate(lines)
             ]
-            logits = self._logits(texts, faults)
-            out += np.clip(logits, -_LOGIT_MOST, _LOGIT_MOST).round(4).tolist()
+            out += _rounded(self._logits(texts, faults, _spoken(texts)))
         return out
 
-    def _logits(self, texts: Sequence[str], named: Sequence[str | None]) -> Floats:
+    def score_spoken(
+        self, masked: Sequence[str], named: Sequence[str | None], spoken: "Spoken"
+    ) -> list[float]:
+        """As `score`, for a caller that has met the words of the lines before."""
+        out = _rounded(self._logits(masked, named, spoken))
+        for i in [i for i, line in enumerate(masked) if len(line) > _CHARS]:
+            out[i] = self.score([masked[i]])[0]
+        return out
+
+    def _logits(self, texts: Sequence[str], named: Sequence[str | None], spoken: "Spoken") -> Floats:
         """The weights of the bags of these lines, added up without building the bags."""
         weights, count = self._weights, len(texts)
         logits = np.full(count, weights[_BIAS])
         for i, name in enumerate(named):
             if name is not None:
                 logits[i] += weights[_WORD] + weights[_GRAVE] * (name in GRAVE_WORDS)
-        spoken = [text.split() for text in texts]
-        met = [_pieces(word) for words in spoken for word in words]
-        line = np.repeat(np.arange(count), [len(words) for words in spoken])
-        size = np.fromiter((len(marks) for _, marks in met), np.int64, len(met))
-        flat = np.fromiter(chain.from_iterable(marks for _, marks in met), np.int64, int(size.sum()))
-        both = np.sort(np.repeat(line, size) << 32 | flat)
+        both = np.sort(spoken.line << 32 | spoken.mark)
         both = both[np.diff(both, prepend=-1) > 0]  # each mark once per line
         of, mark = both >> 32, both & 0xFFFFFFFF
         places = mark < _SIZE
@@ -121,9 +133,8 @@ class SeverityPrior:
         for kind in (_TROUBLE, _WELL):
             signs = np.bincount(of[mark >> _KIND_BITS == kind], minlength=count)
             logits += weights[kind] * np.minimum(signs, _MOST_OF_A_KIND)
-        spelt = np.fromiter((pieces for pieces, _ in met), np.float64, len(met))
-        for i in np.flatnonzero(np.bincount(line, spelt, count) > _WORDS_MOST).tolist():
-            bag = _bag(texts[i], named[i])  # only the first pieces of such a line count
+        for i in np.flatnonzero(spoken.pieces > _WORDS_MOST).tolist():
+            bag = _bag(texts[i][:_CHARS], named[i])  # only the first pieces of such a line count
             logits[i] = sum(value * weights[place] for place, value in bag)
         return logits
 
@@ -218,12 +229,11 @@ def _bag(text: str, named: str | None) -> Bag:
     pieces = dict.fromkeys(p for p in _PIECE.findall(text) if p[0] != "<")
     bag: dict[int, float] = {_BIAS: 1.0}
     signs = [0, 0]
-    for piece in list(pieces)[:_WORDS_MOST]:
-        places, bad, well = _features(piece)
-        signs[0] += bad
-        signs[1] += well
-        for place in places:
-            bag[place] = 1.0
+    for mark in chain.from_iterable(map(_features, list(pieces)[:_WORDS_MOST])):
+        if mark < _SIZE:
+            bag[mark] = 1.0
+        else:
+            signs[mark >> _KIND_BITS == _WELL] += 1
     if named is not None:
         bag[_WORD] = 1.0
         if named in GRAVE_WORDS:
@@ -239,26 +249,40 @@ def _named(line: str) -> str | None:
     return severity_words(text) if may_be_severe(text) else None
 
 
-@lru_cache(maxsize=65_536)
-def _pieces(word: str) -> tuple[int, tuple[int, ...]]:
-    """The number of pieces of a word, and their marks: a bucket, or a kind of sign with a hash of its piece.
+def _spoken(texts: Sequence[str]) -> Spoken:
+    words = [text.split() for text in texts]
+    met = [word_marks(word) for of_line in words for word in of_line]
+    line = np.repeat(np.arange(len(texts)), [len(of_line) for of_line in words])
+    size = np.fromiter((len(marks) for _, marks in met), np.int64, len(met))
+    pieces = np.fromiter((count for count, _ in met), np.float64, len(met))
+    return Spoken(
+        line=np.repeat(line, size),
+        mark=np.fromiter(chain.from_iterable(marks for _, marks in met), np.int64, int(size.sum())),
+        pieces=np.bincount(line, pieces, len(texts)).astype(np.int64),
+    )
 
-    No piece reaches over white space.
-    """
+
+def _rounded(logits: Floats) -> list[float]:
+    return cast("list[float]", np.clip(logits, -_LOGIT_MOST, _LOGIT_MOST).round(4).tolist())
+
+
+def word_marks(word: str) -> tuple[int, tuple[int, ...]]:
+    """The number of pieces of a word, and their marks. No piece reaches over white space."""
     pieces = [p for p in _PIECE.findall(word) if p[0] != "<"]
-    marks: list[int] = []
-    for piece in pieces:
-        places, bad, well = _features(piece)
-        marks += places
-        if bad or well:
-            this = zlib.crc32(piece.encode()) >> (32 - _KIND_BITS)
-            marks += [_TROUBLE << _KIND_BITS | this] * bad + [_WELL << _KIND_BITS | this] * well
-    return len(pieces), tuple(marks)
+    if len(pieces) == 1:
+        return 1, _features(pieces[0])
+    return len(pieces), tuple(chain.from_iterable(map(_features, pieces)))
 
 
 @lru_cache(maxsize=65_536)
-def _features(piece: str) -> tuple[tuple[int, ...], bool, bool]:
-    """Buckets of a word and its stem; whether the word is a weak sign of trouble, or of success."""
+def _features(piece: str) -> tuple[int, ...]:
+    """The marks of a piece: buckets of its word and stem, and each kind of sign with a hash of the piece."""
     word = piece.lower()
     names = [f"w:{word}"] * (len(word) > 1) + [f"s:{word[:_STEM]}"] * (len(word) > _STEM)
-    return (tuple([_FIXED + zlib.crc32(n.encode()) % _HASHED for n in names]), trouble(word), all_well(word))
+    marks = [_FIXED + zlib.crc32(n.encode()) % _HASHED for n in names]
+    this = zlib.crc32(piece.encode()) >> (32 - _KIND_BITS)
+    if trouble(word):
+        marks.append(_TROUBLE << _KIND_BITS | this)
+    if all_well(word):
+        marks.append(_WELL << _KIND_BITS | this)
+    return tuple(marks)

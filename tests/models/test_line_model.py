@@ -21,6 +21,7 @@ from pipeline.models.config import ModelConfig, model_config
 from pipeline.models.fitting import TrainConfig
 from pipeline.models.lexicon import rectangles
 from pipeline.models.line import LineModel
+from pipeline.models.severity import severity_words
 from pipeline.models.threshold import Mode
 from pipeline.models.trainer import FitRequest, fit
 from pipeline.records.verdict import pattern_ids
@@ -68,6 +69,22 @@ def model(bundle: Path) -> LineModel:
 def test_a_learnt_line_surprises_less_than_one_of_unknown_words(model: LineModel) -> None:
     learnt, unknown = model.score([NORMAL[0], "kernel panic while syncing"])
     assert learnt.surprisal < unknown.surprisal
+
+
+@pytest.mark.long
+def test_remembered_words_give_the_prior_and_the_error_word_of_the_text(model: LineModel) -> None:
+    sentence = "Disk <NUM> failed, retryOperation transferred nothing\u2003to forerunner"
+    lines = [
+        "",
+        sentence,
+        " ".join([sentence] * 9),
+        f"{'x' * 1100} failed",
+        *(f"w{i}Ab " * i for i in (40, 70)),
+    ]
+    for _ in range(2):  # each word new, and each word known
+        found = model.score(lines)
+        assert [one.prior for one in found] == model._prior.score(lines)
+        assert [one.severity for one in found] == [severity_words(line) for line in lines]
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipeline.errors import BadBundle
 from pipeline.models import severity
 from pipeline.models.prior import SeverityPrior
-from pipeline.models.severity import all_well, may_be_severe, severity_words, trouble
+from pipeline.models.severity import all_well, may_be_severe, names_failure, severity_words, trouble
 
 # --- severity words ---
 
@@ -95,7 +95,9 @@ def test_a_line_without_any_word_that_may_be_severe_need_not_be_read(fault: str)
     for line in (fault, fault.upper(), f"<NUM>x{fault.title()}y", fault.replace(" ", "\u2003")):
         if severity_words(line):
             assert any(map(may_be_severe, line.split()))
+            assert any(map(names_failure, line.split()))
     assert severity_words(fault) and not may_be_severe("all is well")
+    assert not any(map(names_failure, ["forerunner", "transferred", "<ERROR>"]))
 
 
 @pytest.mark.parametrize(
