@@ -9,7 +9,7 @@ document of the page before, and documents that were yielded already are dropped
 number of shards."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final
@@ -25,6 +25,7 @@ PAGE_SIZE: Final = 5_000
 MAX_SIZE: Final = 10_000  # the default of index.max_result_window
 KEEP_ALIVE: Final = "2m"  # renewed by every page; longer than the work on a page
 _REOPEN: Final = 3  # times in a row
+_FEW: Final = 32  # documents with the same number: at most one a shard
 SEQ: Final = "_seq_no"
 _SORT_MARK: Final = '"sort":['  # inside a text its quotes would be escaped
 
@@ -101,11 +102,8 @@ def pages(
             following = fetcher.submit(scan.fetch, place, size)
             page = decode(text)
             full = page.height == size
-            if yielded:
-                ids = zip(page["_index"], page["_id"], strict=True)
-                page = page.filter(pl.Series([pair not in yielded for pair in ids], dtype=pl.Boolean))
-            ends = page.filter(page["sort"] == pl.Series([last], dtype=pl.List(pl.Int64)))
-            newly = set(zip(ends["_index"], ends["_id"], strict=True))
+            page = without_head(page, yielded)
+            newly = at_end(page, last)
             if page.is_empty():
                 if not full:
                     return
@@ -113,7 +111,7 @@ def pages(
                 following.result()
                 following = fetcher.submit(scan.fetch, place, size)
             else:
-                one_key = newly and page.height == ends.height
+                one_key = newly and page.height == len(newly)
                 yielded = yielded | newly if one_key else newly
                 yield page
             if not full:
@@ -196,6 +194,38 @@ class _Scan:
             with suppress(OpenSearchException):
                 self.client.delete_pit(body={"pit_id": [self.pit]})
             self.pit = None
+
+
+def without_head(page: pl.DataFrame, known: Set[tuple[str, str]]) -> pl.DataFrame:
+    """`page` without the documents `known` (`_index`, `_id`), all of which stand at its head.
+
+    A page begins at their sort values. So only a few rows become Python objects, unless one of them is
+    missing.
+    """
+    if not known:
+        return page
+    rows = _FEW
+    while True:
+        there = [pair in known for pair in _pairs(page.head(rows))]
+        if sum(there) >= len(known) or rows >= page.height:
+            kept = ~pl.Series(there, dtype=pl.Boolean)
+            return page.filter(kept.extend_constant(True, page.height - len(there)))
+        rows *= _FEW
+
+
+def at_end(page: pl.DataFrame, last: Sequence[int]) -> set[tuple[str, str]]:
+    """The documents (`_index`, `_id`) at the sort values `last`, which are the highest of `page`."""
+    rows = _FEW
+    while True:
+        tail = page.tail(rows)
+        of_last = [sort == last for sort in tail["sort"].to_list()]
+        if not all(of_last) or rows >= page.height:
+            return {pair for pair, ends in zip(_pairs(tail), of_last, strict=True) if ends}
+        rows *= _FEW
+
+
+def _pairs(page: pl.DataFrame) -> list[tuple[str, str]]:
+    return list(zip(page["_index"].to_list(), page["_id"].to_list(), strict=True))
 
 
 def at(last: Sequence[int]) -> list[int]:

@@ -104,7 +104,7 @@ def unpack_frame(blob: bytes, *, max_bytes: int = MAX_FRAME_BYTES) -> pl.DataFra
         raise BadPayload(f"a payload of {len(blob)} bytes is not a readable Arrow file: {exc}") from exc
 
 
-def raw_frame(lines: Sequence[str], *, first_line: int = 1) -> pl.DataFrame:
+def raw_frame(lines: Sequence[str] | pl.Series, *, first_line: int = 1) -> pl.DataFrame:
     """RAW_SCHEMA frame of unparsed one-line records."""
     n = len(lines)
     frame = pl.DataFrame(

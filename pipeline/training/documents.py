@@ -50,7 +50,7 @@ class DocumentReader:
         documents, place = self._documents, self.place
         paths = list(dict.fromkeys((*documents.fields, *documents.workload_fields)))
         decode = _decoder(paths)
-        known = set(place.there) if place else set()
+        resumed = known = set(place.there) if place else set()
         last = place.after if place else None
         for read in scan.pages(
             self.client,
@@ -61,15 +61,13 @@ class DocumentReader:
             after=None if place is None else scan.at(place.after),
             decode=decode,
         ):
-            ids = zip(read["_index"], read["_id"], strict=True) if known else ()
-            page = (
-                read.filter(pl.Series([one not in known for one in ids], dtype=pl.Boolean)) if known else read
-            )
+            sort = read["sort"].tail(1).to_list()[0]
+            page = scan.without_head(read, resumed)
+            if sort != last:
+                resumed = set()  # later pages have none of them
             if page.is_empty():
                 continue
-            sort = page["sort"].to_list()[-1]
-            ends = page.filter(page["sort"] == pl.Series([sort], dtype=pl.List(pl.Int64)))
-            known = (known if sort == last else set()) | set(zip(ends["_index"], ends["_id"], strict=True))
+            known = (known if sort == last else set()) | scan.at_end(page, sort)
             last = sort
             yield self._page(_texts(page, paths), page["_index"], sort, sorted(known))
 
@@ -114,7 +112,7 @@ class DocumentReader:
         """The messages without their headers, which fill what a document does not say."""
         if not names or frame.is_empty():
             return frame.with_columns(pl.col("message").alias("raw"))
-        raw = raw_frame(frame["message"].to_list()).with_columns(frame["level"], frame["timestamp"])
+        raw = raw_frame(frame["message"]).with_columns(frame["level"], frame["timestamp"])
         parsed = formats.parse(raw, names, arrived=self.arrived, zone=self.zone)
         return parsed.select(
             "message", "level", pl.when(pl.col("timed").fill_null(value=True)).then("timestamp"), "raw"

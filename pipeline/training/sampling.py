@@ -137,7 +137,7 @@ class Sampler:
             keys = grouped["key"].to_list()
             fresh = [i for i, k in enumerate(keys) if k not in self._patterns and k not in self._unmasked]
             if fresh:
-                for i, message in zip(fresh, grouped["message"].gather(fresh), strict=True):
+                for i, message in zip(fresh, grouped["message"].gather(fresh).to_list(), strict=True):
                     self._unmasked[keys[i]] = message or ""
                     self._unmasked_chars += len(message or "")
                     if self._unmasked_chars >= _UNMASKED_CHARS:

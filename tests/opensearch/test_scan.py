@@ -66,6 +66,25 @@ def open_points(server: OpenSearch) -> int:
     return sum(n["indices"]["search"]["point_in_time_current"] for n in nodes)
 
 
+@pytest.mark.parametrize("known", [0, 1, 40, 41])
+def test_only_the_ends_of_a_page_are_compared_with_known_documents(known: int) -> None:
+    """40 documents begin the page, 50 end it; one known document may have been removed since."""
+    sorts = [[1, 7]] * 40 + [[2, n] for n in range(10)] + [[2, 90]] * 50
+    page = pl.DataFrame(
+        {"_index": ["logs"] * 100, "_id": [str(n) for n in range(100)], "sort": sorts},
+        schema={"_index": pl.String, "_id": pl.String, "sort": pl.List(pl.Int64)},
+    )
+    there = (
+        {("logs", str(n)) for n in range(39, 39 - min(known, 40), -1)} | {("logs", "removed")}
+        if known
+        else set()
+    )
+    kept = scan.without_head(page, there)
+    assert kept["_id"].to_list() == [one for one in page["_id"].to_list() if ("logs", one) not in there]
+    assert scan.at_end(kept, [2, 90]) == {("logs", str(n)) for n in range(50, 100)}
+    assert scan.at_end(kept.clear(), [2, 90]) == scan.at_end(kept, [2, 89]) == set()
+
+
 @pytest.mark.parametrize("sort", [[], BY_TIME], ids=["by number", "by time"])
 def test_every_document_comes_once_however_pages_cut_through_equal_keys(
     server: OpenSearch, index: str, sort: list[Any]
