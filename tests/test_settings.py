@@ -421,3 +421,23 @@ def test_an_unusable_word_of_results_keep_is_refused_with_the_remedy(word: str) 
         kept_results([word])
     with pytest.raises(ValueError, match="names lines twice"):
         kept_results(["lines=1d", "lines=2d"])
+
+
+@pytest.mark.parametrize(("said", "kept"), [({}, True), ({"_RJEM_MALLOC_CONF": "narenas:1"}, False)])
+def test_freed_memory_is_kept_and_jemallocs_own_variable_stays(said: dict[str, str], kept: bool) -> None:
+    code = """
+import os, resource
+from pipeline.settings.allocators import keep_freed_memory
+
+keep_freed_memory()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    blocks = [bytearray(b"x") * (1 << 20) for _ in range(16)]
+    del blocks
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, os.environ["_RJEM_MALLOC_CONF"])
+"""
+    env = {k: v for k, v in os.environ.items() if k != "_RJEM_MALLOC_CONF"} | said
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    faults, conf = done.stdout.split()
+    assert int(faults) < 3 * (16 << 20) // 4096  # each round takes its pages anew otherwise
+    assert conf.startswith("dirty_decay_ms:") is kept
