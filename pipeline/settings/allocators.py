@@ -9,19 +9,19 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _MIB: Final = 1 << 20
 _GLIBC: Final = {
     _MMAP_THRESHOLD: 32 * _MIB,  # the most that glibc takes: larger blocks go back at once
-    _TRIM_THRESHOLD: 128 * _MIB,  # free memory at the end of the heap that stays
-    _TOP_PAD: 16 * _MIB,
+    _TRIM_THRESHOLD: 64 * _MIB,  # free memory at the end of the heap that stays
+    _TOP_PAD: 8 * _MIB,
 }
 # jemalloc is the allocator of Polars, which reads this when it is loaded.
 _POLARS: Final = "_RJEM_MALLOC_CONF"
-_KEPT_MS: Final = 10_000  # as jemalloc is shipped; Polars says 500
+_KEPT_MS: Final = 2_000  # Batches come many times as often under load.
 
 
 def keep_freed_memory() -> None:
     """Lets this process keep freed memory, and Polars in it for some seconds unless _RJEM_MALLOC_CONF is set.
 
-    A batch frees the columns that the next one takes again. Asking the kernel for them anew took a tenth of
-    the processor time in a virtual machine (docs/performance.md). Without effect on Polars once it is
+    A batch frees the columns that the next one takes again. Asking the kernel for them anew took a twentieth
+    of the processor time in a virtual machine (docs/performance.md). Without effect on Polars once it is
     imported, and on other libraries of C than glibc.
     """
     if not os.environ.get(_POLARS):
