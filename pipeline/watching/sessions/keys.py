@@ -214,9 +214,10 @@ def _add(
     text: pl.Series, rows: pl.Series | None, keys: pl.Series, name: str, found: dict[str, pl.Series]
 ) -> None:
     """Add the keys of these rows (None: of all) that have none of this kind."""
-    keys = keys.str.head(MAX_KEY)
+    if int(keys.str.len_bytes().max() or 0) > MAX_KEY:  # type: ignore[arg-type] # of numbers
+        keys = keys.str.head(MAX_KEY)
     # An id of zeros or dashes stands for none.
-    hit = (keys.str.strip_chars("0.-") != "").fill_null(value=False)
+    hit = keys.str.contains("[^0.-]").fill_null(value=False)
     before = found.get(name)
     if before is None and rows is None and hit.all():
         found[name] = keys
