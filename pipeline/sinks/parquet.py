@@ -282,8 +282,16 @@ class ParquetSink:
         return names
 
     def manifest(self) -> ResultManifest:
-        """The manifest as it is now. Raises StoreUnavailable, BadPayload, TooNew."""
-        return self._read()[0]
+        """The manifest as it is now. Raises StoreUnavailable, BadPayload, TooNew.
+
+        One that was read before is absent only where its disk is not mounted, or somebody deleted it. An
+        empty answer would look like a pipeline without lines."""
+        held = self._held
+        found, tag = self._read()
+        if tag is None and held is not None and held[1] is not None:
+            self._held = held  # the next question finds the same
+            raise StoreUnavailable("they were there before, and are gone")
+        return found
 
     def sealed(self, name: str) -> tuple[Part, ...]:
         """The sealed parts that a day's object lists. Raises StoreUnavailable, BadPayload."""

@@ -1,5 +1,6 @@
 """Answers from files are those of a plain model, whatever is sealed, dropped or fetched from a bucket."""
 
+import os
 import random
 import threading
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import duckdb
 import polars as pl
 import pytest
 from answers_contract import DAY, FIRST, HOUR, LINES, AnswersContract, Ask, Row, frame, row
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 from polling import wait_until
 from sink_contract import seal
 
-from pipeline.errors import AnswerCancelled, BadInput, BadPayload
+from pipeline.errors import AnswerCancelled, BadInput, BadPayload, SinkUnavailable
 from pipeline.records.levels import ERROR_LEVELS, LEVELS
 from pipeline.records.pattern_query import PATTERN_ORDERS, PatternQuery
 from pipeline.records.result_query import ResultQuery
@@ -272,6 +274,18 @@ def test_old_parts_are_not_read_once_all_hits_are_newer(tmp_path: Path) -> None:
         assert answers.lines(ResultQuery(limit=5))["record_id"].to_list() == [f"d8-{n}" for n in range(5)]
         with pytest.raises(BadPayload, match="remove the damaged file"):
             answers.lines(ResultQuery(limit=5, text="nowhere"))
+
+
+def test_a_file_without_rights_is_no_damage(tmp_path: Path) -> None:
+    """Root reads every file, so the words are DuckDB's."""
+    said = f'IO Error: Cannot open file "{tmp_path}/a.parquet": {os.strerror(13)}'
+    with Engine([tmp_path]) as engine:
+        with (
+            pytest.raises(SinkUnavailable, match="give the right to read them") as refused,
+            engine.question(),
+        ):
+            raise duckdb.IOException(said)
+        assert "remove" not in str(refused.value)
 
 
 @pytest.mark.parametrize("harm", [b"", b"PAR1 no parquet PAR1", None])

@@ -67,6 +67,23 @@ def test_a_batch_is_one_file_that_any_program_reads(sink: ParquetSink) -> None:
     assert sink.scan().collect().equals(frame)
 
 
+def test_results_that_were_there_and_are_gone_are_no_empty_store(sink: ParquetSink, tmp_path: Path) -> None:
+    assert sink.parts() == [] == sink.workloads()
+    sink.write("b", rows())
+    assert len(sink.parts()) == 1
+    there, away = tmp_path / "results", tmp_path / "unmounted"
+    there.rename(away)
+    for _ in range(2):
+        with pytest.raises(SinkUnavailable, match="they were there before, and are gone"):
+            sink.parts()
+    there.write_text("a file where the folder was")
+    with pytest.raises(SinkUnavailable, match="are gone"):
+        sink.workloads()
+    there.unlink()
+    away.rename(there)
+    assert len(sink.parts()) == 1 and sink.workloads() == ["shop"]
+
+
 def test_an_empty_store_has_the_columns_and_no_rows(sink: ParquetSink, tmp_path: Path) -> None:
     for _ in range(2):
         assert dict(sink.scan().collect().schema) == RESULT_SCHEMA

@@ -4,6 +4,7 @@ It reads the folders that it was given and nothing else, and keeps no state betw
 inside `question()`, and `cancel()` of another thread ends it. Values reach SQL as parameters.
 """
 
+import errno
 import os
 import shutil
 import threading
@@ -19,7 +20,7 @@ from typing import Any, Final, Self
 import duckdb
 import polars as pl
 
-from pipeline.errors import AnswerCancelled, BadInput, BadPayload
+from pipeline.errors import AnswerCancelled, BadInput, BadPayload, SinkUnavailable
 from pipeline.sinks.answers.bounds import LIMIT_S, MEMORY
 from pipeline.sinks.part_files import MESSAGE_AT
 from pipeline.sinks.results import damaged_file
@@ -238,10 +239,15 @@ class Engine:
         while not over.wait(_AGAIN_S):
             self._connection.interrupt()
 
-    def _damage(self, exc: duckdb.Error) -> BadPayload:
+    def _damage(self, exc: duckdb.Error) -> BadPayload | SinkUnavailable:
         every = [file.path for files in self._files.values() for file in files]
         place = damaged_file(every) or self._place
         first, *_ = str(exc).splitlines()
+        denied = os.strerror(errno.EACCES)
+        if denied in first:  # whole, so nobody may be told to remove it
+            return SinkUnavailable(
+                f"results cannot be read from {place} ({denied}); give the right to read them"
+            )
         return BadPayload(
             f"results cannot be read from {place} ({first}); remove the damaged file and run again"
         )

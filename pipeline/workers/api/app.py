@@ -11,6 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pipeline import __version__
+from pipeline.errors import RedisUnavailable
 from pipeline.redis.connection import answering
 from pipeline.workers.api import acting, beside, exporting, facts, notes, stored
 from pipeline.workers.api.answering import problem_schema
@@ -46,7 +47,10 @@ def api_app(api: Api) -> FastAPI:
             with answering():
                 api.client.ping()
 
-        await api.facts(ask)
+        try:
+            await api.facts(ask)
+        except RedisUnavailable:  # nobody has shown a key, so the address of Redis stays here
+            return PlainTextResponse("Redis does not answer\n", 503)
         return PlainTextResponse("ready\n")
 
     install_console(app)

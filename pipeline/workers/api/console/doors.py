@@ -23,7 +23,7 @@ from pipeline.service.access.keys import READ
 from pipeline.workers.api.access import Asker, own_asker
 from pipeline.workers.api.answering import check_parameters, parameters_of
 from pipeline.workers.api.asking import api_of
-from pipeline.workers.api.console.views import Visitor, render
+from pipeline.workers.api.console.views import Visitor, link, render
 from pipeline.workers.api.problems import AskRefused, first_mistake, status_of
 
 TITLES: Final = {
@@ -116,7 +116,10 @@ async def _visitor(request: Request) -> Visitor:
     if not secret:
         raise SignIn
     sessions = ConsoleSessions(api.client, api.settings)
-    found: ConsoleSession | None = await api.facts(sessions.find, secret)
+    try:
+        found: ConsoleSession | None = await api.facts(sessions.find, secret)
+    except RedisUnavailable as exc:
+        raise RedisUnavailable("Redis does not answer, so nobody is known here; try again") from exc
     if found is None:
         raise SignIn
     if found.key == LOCAL:
@@ -174,7 +177,11 @@ def failure_page(request: Request, status: int, sentence: str) -> Response:
         )
         return answer
     title = TITLES.get(status, "It did not work")
-    again = request.url.path if status == 400 and request.method == "GET" and request.url.query else ""
+    again = ("", "")  # an address and what it is called
+    if request.method == "GET" and status == 400 and request.url.query:
+        again = (quote(request.url.path), f"{request.url.path} without parameters")
+    elif request.method == "GET" and status >= 500:
+        again = (link(quote(request.url.path), request.query_params, {}), "Try again")
     return render(
         request, None, "error.html",
         code=status, status=status, title=title, sentence=sentence, again=again,
