@@ -4,7 +4,8 @@ A key with workloads sees only what is theirs, and nothing of the pipeline as a 
 """
 
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
@@ -76,6 +77,16 @@ class Doorkeeper:
             )
         return Asker(name=found.name, key=found)
 
+    async def still(self, asker: Asker) -> bool:
+        """Whether a key is as good as when its stream began. Where Redis does not answer, it is."""
+        if asker.key.digest in ("", self.own):  # of the machine's own user, or of a proxy
+            return True
+        try:
+            key = (await self.keys.ring()).by_digest.get(asker.key.digest)
+        except (RedisUnavailable, redis.RedisError):
+            return True
+        return key is not None and key.holds(datetime.now(UTC))
+
     def check_host(self, request: Request) -> None:
         """Web pages of other origins do not ask, and no public name leads to loopback. Raises AskRefused."""
         host = request.headers.get("host")
@@ -135,6 +146,17 @@ def needs(*scopes: str, whole: bool = True) -> Callable[[Request], Awaitable[Ask
         return found
 
     return asker
+
+
+async def while_admitted(
+    stream: AsyncGenerator[bytes, None], doorkeeper: Doorkeeper, asker: Asker
+) -> AsyncIterator[bytes]:
+    """The stream for as long as its key is good: one that is revoked hears nothing more."""
+    async with aclosing(stream):
+        async for piece in stream:
+            if not await doorkeeper.still(asker):
+                return
+            yield piece
 
 
 def own_asker(digest: str = "") -> Asker:

@@ -7,7 +7,7 @@ moment, so a client that comes back with it misses no change, in whatever proces
 import asyncio
 from abc import ABC, abstractmethod
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -109,7 +109,7 @@ class ChangeFeed(SharedFeed):
         self._keys = Keys(settings.redis.key_prefix)
         self._now: Versions = {}
 
-    async def follow(self, last_id: str, names: Collection[str] = ()) -> AsyncIterator[bytes]:
+    async def follow(self, last_id: str, names: Collection[str] = ()) -> AsyncGenerator[bytes, None]:
         """The stream of Server-Sent Events behind an id, "" from now on. `names`: of the changes that count;
         empty: all."""
         with self._following():

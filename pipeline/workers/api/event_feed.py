@@ -1,7 +1,7 @@
 """Events as Server-Sent Events: one look a second for all clients that follow."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import Final
 
@@ -23,7 +23,7 @@ class EventFeed(SharedFeed):
         self._client, self._settings = client, settings
         self._newest = BEGIN
 
-    async def follow(self, since: str | None, types: Sequence[str]) -> AsyncIterator[bytes]:
+    async def follow(self, since: str | None, types: Sequence[str]) -> AsyncGenerator[bytes, None]:
         """Each event behind an id, None from now on. `: gap` says that older ones are missing."""
         with self._following():
             yield b"retry: 2000\n\n"

@@ -48,7 +48,7 @@ from pipeline.service.values import (
 from pipeline.service.watchlist import read_watchlist
 from pipeline.sources.backfill.plans import BackfillView
 from pipeline.units import epoch_us
-from pipeline.workers.api.access import Asker, needs
+from pipeline.workers.api.access import Asker, needs, while_admitted
 from pipeline.workers.api.answering import StrictRoute, answers_with, as_json
 from pipeline.workers.api.asking import Api, api_of
 from pipeline.workers.api.problems import AskRefused
@@ -310,7 +310,7 @@ async def get_keys(request: Request, _asker: Annotated[Asker, Depends(needs(ADMI
 )
 async def get_events(
     request: Request,
-    _asker: WholeView,
+    asker: WholeView,
     last_event_id: Annotated[
         str, Query(max_length=2_000, description="As the header Last-Event-ID, for clients without it.")
     ] = "",
@@ -325,7 +325,9 @@ async def get_events(
     if len(last) > 2_000:
         raise BadInput("the Last-Event-ID is none of ours; leave it out")
     return StreamingResponse(
-        feed.follow(last), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+        while_admitted(feed.follow(last), api_of(request).doorkeeper, asker),
+        media_type="text/event-stream",
+        headers={"Cache-Control": "no-store"},
     )
 
 
@@ -342,7 +344,7 @@ async def get_events(
 )
 async def get_event_log(
     request: Request,
-    _asker: WholeView,
+    asker: WholeView,
     *,
     since: Annotated[
         str | None,
@@ -374,7 +376,7 @@ async def get_event_log(
     if last := request.headers.get("last-event-id", ""):
         check_event_id(last)
     return StreamingResponse(
-        feed.follow(last or begin, types),
+        while_admitted(feed.follow(last or begin, types), api_of(request).doorkeeper, asker),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )

@@ -1,14 +1,19 @@
 """Answers that many open pages share."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
 
+from pipeline.errors import RedisUnavailable
+from pipeline.service.access.keys import SenderKey, SenderKeys
 from pipeline.settings import Settings
+from pipeline.settings.listeners import Listener
 from pipeline.workers.api import changes, sharing
+from pipeline.workers.api.access import Asker, Doorkeeper, while_admitted
 from pipeline.workers.api.changes import ChangeFeed
 from pipeline.workers.api.sharing import PAGES, SharedAnswers
 
@@ -129,3 +134,41 @@ def test_no_more_answers_are_kept_than_fit(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(sharing, "KEPT", 2)
     with_loop(work)
+
+
+def test_a_stream_ends_with_its_key_and_goes_on_without_redis(
+    client: "redis.Redis", settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = SenderKeys(client, settings)
+    keys.add("follower", scopes=("read",))
+    (key,) = keys.look()
+    doorkeeper = Doorkeeper(
+        keys=keys, listener=Listener(scheme="http", host="127.0.0.1", port=4380), own="own"
+    )
+    closed: list[str] = []
+
+    async def pieces(name: str) -> AsyncGenerator[bytes, None]:
+        try:
+            for number in range(3):
+                yield str(number).encode()
+                if number == 0 and name == "revoked":
+                    keys.revoke("follower")
+                    await asyncio.sleep(1.1)  # as long as an older ring of keys is taken
+        finally:
+            closed.append(name)
+
+    async def heard(name: str, key: SenderKey) -> list[bytes]:
+        stream = while_admitted(pieces(name), doorkeeper, Asker(name=name, key=key))
+        return [piece async for piece in stream]
+
+    assert with_loop(lambda: heard("calm", key)) == [b"0", b"1", b"2"]
+    assert with_loop(lambda: heard("revoked", key)) == [b"0"]
+    own = replace(key, digest="own")
+    assert with_loop(lambda: heard("own", own)) == [b"0", b"1", b"2"]
+
+    async def gone() -> None:
+        raise RedisUnavailable("no Redis")
+
+    monkeypatch.setattr(keys, "ring", gone)
+    assert with_loop(lambda: heard("without Redis", key)) == [b"0", b"1", b"2"]
+    assert closed == ["calm", "revoked", "own", "without Redis"]

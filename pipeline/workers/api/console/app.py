@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 
 from pipeline.service.access.console_sessions import LOCAL, ConsoleSession, ConsoleSessions
 from pipeline.service.access.keys import READ, key_digest
+from pipeline.workers.api.access import while_admitted
 from pipeline.workers.api.asking import api_of
 from pipeline.workers.api.console import (
     compare,
@@ -143,7 +144,7 @@ async def post_out(request: Request, visitor: Annotated[Visitor, Depends(sees())
 @router.get("/events")
 async def get_changes(
     request: Request,
-    _visitor: Annotated[Visitor, Depends(sees())],
+    visitor: Annotated[Visitor, Depends(sees())],
     of: Annotated[str, Query(max_length=200)] = "",
 ) -> Response:
     """The names of changes, for open pages. A name says nothing about any workload. `of`: the names that the
@@ -153,9 +154,10 @@ async def get_changes(
         return failure_page(request, 503, "too many pages are open already; close some")
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     last = request.headers.get("last-event-id", "")[:2_000]
-    return StreamingResponse(
-        feed.follow(last, frozenset(of.split())), media_type="text/event-stream", headers=headers
+    stream = while_admitted(
+        feed.follow(last, frozenset(of.split())), api_of(request).doorkeeper, visitor.asker
     )
+    return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
 
 def _entered(request: Request, session: ConsoleSession, to: str) -> Response:
