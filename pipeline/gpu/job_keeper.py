@@ -25,6 +25,9 @@ START_MS: Final = 20_000  # for a node to begin; then the job waits again
 # Waiting jobs that ask the pool at a time. All of 10,000 made a round of minutes, in which the agent that
 # kept them fell silent and its node lost every lease.
 MOST_ASKING: Final = 256
+# So long a job that came back goes to other nodes, where they can take it: a node with a full disk fails each
+# job at once, so it is the first that is free again.
+AVOID_S: Final = 60.0
 IDLE_S: Final = 600.0  # between two looks for old jobs while none lives
 KEPT_ENDED: Final = 200  # jobs; each has up to 256 KiB of output
 BEHIND: Final = f"{MOST_ASKING} jobs ask for a GPU already; it asks when its turn has come"
@@ -53,6 +56,7 @@ class JobKeeper:
         self._called: dict[tuple[str, int], float] = {}  # lease, rank -> monotonic, of the last call
         self._asked: set[str] = set()  # leases that this process asked for before
         self._new: dict[str, PoolJob] = {}  # those of this round that it had not, by lease
+        self._returned: dict[str, float] = {}  # jobs that came back -> monotonic
         self._tidied = float("-inf")
 
     def round(self) -> None:
@@ -85,6 +89,8 @@ class JobKeeper:
             self.pool.planner.poll()
         leases = {job.lease_id for job in live}
         self._asked &= leases
+        ids = {job.job_id for job in live}
+        self._returned = {job_id: at for job_id, at in self._returned.items() if job_id in ids}
         self._called = {key: at for key, at in self._called.items() if key[0] in leases}
         self._tidy()
 
@@ -121,6 +127,7 @@ class JobKeeper:
             there = f"node {job.need.node} takes no jobs now" if job.need.node and nodes else NO_NODE
             self._note(job, NO_ENGINE.format(", ".join(takers)) if takers else there)
             return
+        allowed = self._elsewhere(job, allowed)
         request = self._request(replace(job, need=replace(job.need, node="|".join(allowed))))
         if why := self.pool.refusal(request.need):
             self._note(job, why)
@@ -134,8 +141,20 @@ class JobKeeper:
         if lease is not None:
             self._start(job, lease)
 
+    def _elsewhere(self, job: PoolJob, allowed: list[str]) -> list[str]:
+        """These nodes without those that the job came back from, for AVOID_S, where others can take it."""
+        others = [name for name in allowed if name not in job.node.split(", ")]
+        if not job.node or not others:
+            return allowed
+        since = self._returned.setdefault(job.job_id, time.monotonic())
+        if time.monotonic() - since > AVOID_S:
+            return allowed
+        need = replace(job.need, node="|".join(others))
+        return allowed if self.pool.refusal(need) else others
+
     def _start(self, job: PoolJob, lease: PoolLease) -> None:
         """Call the node that has the lease."""
+        self._returned.pop(job.job_id, None)
         uuids = {part.uuid for part in lease.parts}
         devices = self.pool.snapshot().devices
         nodes = sorted({device.node for device in devices if device.uuid in uuids})

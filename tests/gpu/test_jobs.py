@@ -249,6 +249,21 @@ def test_a_job_whose_process_and_lease_are_gone_is_lost_or_tried_again(keeping: 
     assert keeping.started("more").state is JobState.STARTING
 
 
+def test_a_job_that_came_back_is_tried_on_another_node_where_there_is_one(keeping: Keeping) -> None:
+    """A node with a full disk fails each job at once, and is the first that is free again."""
+    keeping.nodes = {"node-a", "node-b"}
+    keeping.jobs.submit(a_job("one", retries=2))
+    first = keeping.started("one").node
+    keeping.jobs.change("one", lambda job: lost(job, "no space left on device"))
+    keeping.pool.revoke("one.1", "its runner gave it back")
+    second = keeping.started("one").node
+    assert {first, second} == keeping.nodes
+    keeping.jobs.change("one", lambda job: lost(job, "no space left on device"))
+    keeping.pool.revoke("one.2", "its runner gave it back")
+    keeping.nodes = {second}
+    assert keeping.started("one").node == second, "it is the only one"
+
+
 def test_an_unreadable_record_keeps_no_other_job_waiting(keeping: Keeping) -> None:
     keeping.jobs.submit(a_job("one"))
     keeping.jobs.client.hset(keeping.jobs._both[0], "broken", b'{"job_id": 7')
