@@ -174,7 +174,7 @@ def test_a_run_that_is_killed_outright_leaves_no_orphan_and_the_earlier_report(
 def test_a_run_in_one_process_finds_what_the_fleet_finds(logweir: Command) -> None:
     lines = [*ordinary(300), *novel(30, "mod"), "2026-11-20T10:30:00Z ERROR app: disk sda1 failed"]
     write(logweir.cwd / "a.log", lines)
-    few = {"LOGWEIR_INTERNAL_BATCH_RECORDS": "100", "LOGWEIR_TRAIN_SECONDS": "60"}  # time cuts no steps
+    few = {"LOGWEIR_INTERNAL_BATCH_RECORDS": "100", "LOGWEIR_TRAIN_SECONDS": "200"}  # time cuts no steps
     for out, way in (("one", {}), ("fleet", FLEET)):
         done = logweir("run", "a.log", "--out", out, **few, **way)
         assert done.returncode == 0, done.stderr
