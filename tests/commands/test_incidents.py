@@ -131,7 +131,7 @@ def test_json_holds_every_fact(verb: Verb, client: "redis.Redis", settings: Sett
     assert (first["id"], first["open"], first["seen_before"], first["seen"]) == (new, True, old, 1)
     assert (second["id"], second["open"], second["seen_before"], second["count"]) == (old, False, None, 10)
     assert {c["cause"] for c in first["causes"]} == {"template:1", "template:2", "template:3"}
-    assert json.loads(verb(new, "--json").out) == first
+    assert json.loads(verb(new, "--json").out) == first | {"notes": []}
 
 
 def test_only_open_ones_or_those_of_the_last_hour_are_shown_when_asked(

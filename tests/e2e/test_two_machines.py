@@ -121,7 +121,10 @@ def _what_one_learns_both_serve_and_any_host_reads(machines: Machines) -> None:
     status = machines.json("status")
     assert status["model"]["version"] == version and not status["model_faults"]
     assert [m["version"] for m in machines.json("models", "list") if m["live"]] == [version]
-    until(lambda: _settled(machines, "b", "warming") == 0, what="warming lines are judged")
+    until(
+        lambda: not any(_settled(machines, workload, "warming") for workload in ("a", "b")),
+        what="warming lines are judged",
+    )
     for workload in ("a", "b"):
         rows = machines.rows(workload)
         assert rows.height == rows["record_id"].n_unique() == 300

@@ -291,6 +291,7 @@ def test_the_end_of_an_output_is_kept_and_its_bytes_keep_their_numbers(keeping: 
     assert jobs.read("none", 0) == (0, b"")
 
 
+@pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="Python before 3.11.4 unpacks no links")
 def test_links_out_of_a_directory_are_refused_in_an_upload_and_left_out_of_results(
     tmp_path: Path, keeping: Keeping, settings: Settings
 ) -> None:

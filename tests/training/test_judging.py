@@ -103,6 +103,9 @@ class Silent:
     def score(self, masked: Sequence[str], _named: Any = None) -> list[float]:
         return [0.0] * len(masked)
 
+    def score_spoken(self, masked: Sequence[str], *_: Any) -> list[float]:
+        return [0.0] * len(masked)
+
 
 def untrained(model: Examinee, seed: int = 0) -> Examinee:
     """The same with random weights."""

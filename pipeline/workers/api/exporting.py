@@ -8,8 +8,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from pipeline.records.batch import utc_now
-from pipeline.service.questions import TABLE_PAGE, LinesAsked, asked_moment
+from pipeline.service.questions import TABLE_PAGE
 from pipeline.service.stored.tables import table_page
 from pipeline.workers.api.answering import StrictRoute, answers_with
 from pipeline.workers.api.asking import api_of
@@ -47,19 +46,7 @@ def _tables() -> dict[int | str, dict[str, Any]]:
 async def get_export(request: Request, asker: Seeing, query: Annotated[ExportQuery, Query()]) -> Response:
     """Stored lines that match, with all columns. Pages follow each other by cursor: a download that was cut
     goes on with the page that is missing."""
-    api, now = api_of(request), utc_now()
-    asked = LinesAsked(
-        limit=query.limit,
-        since=asked_moment(query.since, now, flag="since"),
-        until=asked_moment(query.until, now, flag="until"),
-        workload=query.workload,
-        level=query.level,
-        text=query.text or None,
-        template_id=query.template_id,
-        anomalous=query.anomalous,
-        cursor=query.cursor,
-        only=asker.only,
-    )
+    api, asked = api_of(request), query.asked(asker, limit=query.limit)
     page = await api.stored(request, partial(table_page, asked=asked, kind=query.format))
     headers = {
         "Cache-Control": "no-store",

@@ -64,6 +64,23 @@ class LinesFilters(Filters):
     )
     text: str | None = Field(None, max_length=2_000, description="A text of the message, whatever its case.")
 
+    def asked(self, asker: Asker, *, limit: int, context: int = 0) -> LinesAsked:
+        """What this asks of the store, for somebody. Raises BadInput."""
+        now = utc_now()
+        return LinesAsked(
+            limit=limit,
+            since=asked_moment(self.since, now, flag="since"),
+            until=asked_moment(self.until, now, flag="until"),
+            workload=self.workload,
+            level=self.level,
+            text=self.text or None,
+            template_id=self.template_id,
+            anomalous=self.anomalous,
+            context=context,
+            cursor=self.cursor,
+            only=asker.only,
+        )
+
 
 class LinesQuery(LinesFilters):
     """Filters of lines in pages and rows."""
@@ -89,25 +106,12 @@ class PatternsQuery(Filters):
 @router.get("/lines", responses=answers_with(LinePage, "Lines, the newest first.", rows=True))
 async def get_lines(request: Request, asker: Seeing, query: Annotated[LinesQuery, Query()]) -> Response:
     """Stored lines that match all filters. `Accept: application/x-ndjson` gives a line of JSON each."""
-    rows, api, now = wants_rows(request), api_of(request), utc_now()
-    limit = query.limit
+    rows, api, limit = wants_rows(request), api_of(request), query.limit
     if query.context and (limit > MOST_AROUND or query.cursor):
         raise BadInput(f"with context ask for at most {MOST_AROUND} lines, without a cursor")
     if not rows and limit > PAGE:
         raise BadInput(f"limit {limit:,} is more than a page; ask for {PAGE:,}, or for application/x-ndjson")
-    asked = LinesAsked(
-        limit=min(limit, PAGE),
-        since=asked_moment(query.since, now, flag="since"),
-        until=asked_moment(query.until, now, flag="until"),
-        workload=query.workload,
-        level=query.level,
-        text=query.text or None,
-        template_id=query.template_id,
-        anomalous=query.anomalous,
-        context=query.context,
-        cursor=query.cursor,
-        only=asker.only,
-    )
+    asked = query.asked(asker, limit=min(limit, PAGE), context=query.context)
     if rows:
         return await rows_of_lines(request, asked, limit)
     ask = partial(stored_lines, settings=api.settings, asked=asked)
