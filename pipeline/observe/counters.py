@@ -368,7 +368,8 @@ def started(role: str) -> None:
     _count(STARTS, 1, role)
 
 
-# What this registry counts, by meter and registered labels: prometheus_client takes ten times as long to find it.
+# What this registry counts, by meter and registered labels. prometheus_client takes ten times as long to
+# find it.
 _labelled: dict[tuple[str, tuple[str, ...]], Any] = {}
 
 
