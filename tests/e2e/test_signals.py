@@ -149,7 +149,7 @@ def test_a_supervisor_that_is_killed_outright_leaves_no_orphan_and_its_successor
 
 def test_a_worker_that_keeps_dying_ends_the_stack_with_its_name_and_no_orphan() -> None:
     with running() as up:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 150
         while up.process.poll() is None and time.monotonic() < deadline:
             for process in marked(up.mark):
                 with contextlib.suppress(psutil.Error):

@@ -154,7 +154,7 @@ def test_lines_are_scored_all_the_time_while_a_model_is_trained_and_published(la
         assert done.published, done.reason
         lab.serving(done.version, "ingest-1")
         assert lab.versions_of(novel(3, "afterwards"), "flow") == {done.version}
-    assert len(stored[TrainingState.TRAINING]) > 1, stored
+    assert len(set().union(*stored.values())) > 1, stored
     totals = lab.up.settled("flow")
     assert totals["accepted"] == totals["stored"] and not totals.get("dead")
     rows = lab.up.rows("flow")

@@ -35,7 +35,9 @@ class SharedFeed(ABC):
 
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self._changed = asyncio.Condition()
+        # Set once, and then replaced by another one. A condition has a lock, which a client that goes away at
+        # the wrong moment leaves taken: asyncio.wait_for of Python 3.11 gets it in a task of its own.
+        self._changed = asyncio.Event()
         self._followers = 0
         self._looking: asyncio.Task[None] | None = None
         self._closed = False
@@ -50,8 +52,7 @@ class SharedFeed(ABC):
         self._closed = True
         if self._looking is not None:
             self._looking.cancel()
-        async with self._changed:
-            self._changed.notify_all()
+        self._wake()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     @contextmanager
@@ -68,10 +69,17 @@ class SharedFeed(ABC):
 
     async def _until(self, news: Callable[[], bool]) -> bool:
         """Waits for news, COMMENT_S at most; whether they came."""
-        async with self._changed:
-            with suppress(TimeoutError):
-                return await asyncio.wait_for(self._changed.wait_for(news), COMMENT_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(COMMENT_S):
+                while not news():
+                    await self._changed.wait()
+                return True
         return False
+
+    def _wake(self) -> None:
+        """All that wait look for their news."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     async def _answer(self, ask: Callable[[], T]) -> T | None:
         """None where Redis does not answer."""
@@ -83,8 +91,7 @@ class SharedFeed(ABC):
         while self._followers and not self._closed:
             found = await self._answer(self._look)
             if found is not None and self._is_new(found):
-                async with self._changed:
-                    self._changed.notify_all()
+                self._wake()
             await asyncio.sleep(LOOK_S)
 
     @abstractmethod

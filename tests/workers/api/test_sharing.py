@@ -14,7 +14,7 @@ from pipeline.settings import Settings
 from pipeline.settings.listeners import Listener
 from pipeline.workers.api import changes, sharing
 from pipeline.workers.api.access import Asker, Doorkeeper, while_admitted
-from pipeline.workers.api.changes import ChangeFeed
+from pipeline.workers.api.changes import ChangeFeed, SharedFeed
 from pipeline.workers.api.sharing import PAGES, SharedAnswers
 
 
@@ -172,3 +172,54 @@ def test_a_stream_ends_with_its_key_and_goes_on_without_redis(
     monkeypatch.setattr(keys, "ring", gone)
     assert with_loop(lambda: heard("without Redis", key)) == [b"0", b"1", b"2"]
     assert closed == ["calm", "revoked", "own", "without Redis"]
+
+
+# ---- streams -------------------------------------------------------------------------------------
+
+
+class _Bell(SharedFeed):
+    """A feed of numbers that nothing looks for."""
+
+    def __init__(self) -> None:
+        super().__init__("bell")
+        self.rung = 0
+
+    async def hears(self, since: int) -> bool:
+        return await self._until(lambda: self.rung > since)
+
+    def ring(self) -> None:
+        self.rung += 1
+        self._wake()
+
+    def _look(self) -> int:
+        return self.rung
+
+    def _is_new(self, found: int) -> bool:
+        return True
+
+    def _forget(self) -> None:
+        self.rung = 0
+
+
+def test_clients_that_go_away_while_news_come_keep_nobody_else_from_hearing() -> None:
+    async def lives() -> bool:
+        bell = _Bell()
+        for steps in range(12):
+            leaving = [asyncio.create_task(bell.hears(bell.rung)) for _ in range(3)]
+            for _ in range(5):  # until all wait
+                await asyncio.sleep(0)
+            bell.ring()
+            for _ in range(steps % 4):
+                await asyncio.sleep(0)
+            for task in leaving:
+                task.cancel()
+            await asyncio.sleep(0)
+            for task in leaving:
+                task.cancel()
+            await asyncio.wait(leaving, timeout=1)
+        staying = asyncio.create_task(bell.hears(bell.rung))
+        await asyncio.sleep(0)
+        bell.ring()
+        return await asyncio.wait_for(staying, 2)
+
+    assert asyncio.run(lives())
