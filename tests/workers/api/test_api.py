@@ -604,7 +604,7 @@ def both(
         "silence --list", "silence --list --json", "models list", "models list --json", "models show", "train --list", "watch list", "watch list --json",
         "mark --list", "mark --list --json", "dead list", "dead list --json", "dead list --limit 2",
         "dead show d1", "dead show nothing", "senders", "senders --json",
-        "gpu leases", "gpu tenants", "gpu usage", "gpu usage --json --since 2026-01-01",
+        "gpu leases", "gpu tenants", "gpu usage", "gpu usage --json --since 2026-01-01 --until 2026-11-25",
         "gpu usage --csv", "gpu jobs", "gpu jobs --json", "gpu models", "gpu models --json", "gpu logs nothing", "events --limit 3",
         "health", "health nothing", "keys list", "keys list --json", "backfill --list", "backfill --list --json",
         "rates --since 2026-01-01 --until 2026-11-30T23:00", "rates --json --since 2026-01-01 --until 2026-11-30T23:00 --workload shop/*",
