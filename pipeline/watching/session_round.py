@@ -114,7 +114,7 @@ class SessionRound:
         found: dict[str, list[BatchEvents]] = {}
         beginnings: dict[tuple[str, str], str | None] = {}
         for observation in self.view.observed:
-            for entry, events in batch_events(observation):
+            for entry, events in batch_events(observation).items():
                 of = observation.workload, kind_and_key(entry)[0]
                 if of not in beginnings:
                     beginnings[of] = self._beginning(*of)

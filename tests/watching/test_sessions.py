@@ -53,7 +53,7 @@ def grown(batches: list[Observation], *, restarts: bool = True) -> dict[str, Gro
     """`restarts`: each batch finds the sessions as Redis has them."""
     sessions: dict[str, GrowingSession] = {}
     for batch in batches:
-        for key, piece in batch_events(batch):
+        for key, piece in batch_events(batch).items():
             session = sessions.setdefault(key, GrowingSession(workload=batch.workload, key=key))
             session.add(piece)
             if restarts:
@@ -207,7 +207,7 @@ def test_the_last_event_is_that_of_the_newest_time_and_line_however_events_came(
     batches = [observed([row], workload=workload) for row, (_, _, workload) in zip(rows, events, strict=True)]
     trace = GrowingSession(workload=JOINT, kind="trace", key="t")
     for batch in chance.sample(batches, len(batches)):
-        for _, piece in batch_events(batch):
+        for piece in batch_events(batch).values():
             trace.add(piece)
     last = max((at, line, number + 7) for number, (at, line, _) in enumerate(events))
     joint = max((at, joint_event(of, number + 7)) for number, (at, _, of) in enumerate(events))
@@ -221,7 +221,8 @@ def test_the_last_event_is_that_of_the_newest_time_and_line_however_events_came(
 def test_many_events_are_parted_by_session_as_few_are(n: int, keys: int, chance: random.Random) -> None:
     rows = [(f"block\0b{chance.randrange(keys)}", at, at + 1, chance.randrange(9)) for at in range(n)]
     found = {
-        key: list(zip(e.at_ms, e.lines, e.templates, strict=True)) for key, e in batch_events(observed(rows))
+        key: list(zip(e.at_ms, e.lines, e.templates, strict=True))
+        for key, e in batch_events(observed(rows)).items()
     }
     wanted: dict[str, list[tuple[int, int, int]]] = {}
     for key, *event in rows:

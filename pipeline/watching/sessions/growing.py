@@ -1,7 +1,7 @@
 """Open sessions as they grow: each round adds packed events, and reads none of those before.
 
-A session of a thousand events is touched in hundreds of rounds. What a round has to know of it is in a head
-of some numbers: how many events, which is the last, when it closes. `OpenSession` (open_sessions.py) has all
+A session of a thousand events is touched in hundreds of rounds. A head of some numbers tells a round how many
+events there are, which is the last, and when the session closes. `OpenSession` (open_sessions.py) has all
 events, once the session closes.
 """
 
@@ -22,7 +22,6 @@ from pipeline.watching.sessions.keys import JOINT, kind_and_key
 MAX_SESSION_EVENTS: Final = 2_000  # of one session; HDFS's longest block has 298
 GRACE_S: Final = 5.0  # for batches on their way: a producer gathers lines for 1 s, a step takes up to seconds
 _GRACE_MS: Final = round(GRACE_S * 1000)
-_FEW_EVENTS: Final = 64  # Polars groups more in less time than a loop
 _FIRST_VERSION: Final = b"\x92\x01"  # begins a session of version 1
 
 
@@ -36,18 +35,10 @@ class BatchEvents:
     templates: list[int]
 
 
-def batch_events(observation: Observation) -> list[tuple[str, BatchEvents]]:
+def batch_events(observation: Observation) -> dict[str, BatchEvents]:
     """The events of every session of a batch, by its kind and key."""
-    table = observation.events
-    if table.height > _FEW_EVENTS:
-        grouped = table.frame().group_by("session", maintain_order=True).agg("at", "line", "template_id")
-        rows = zip(*(grouped[name].to_list() for name in table.schema.types), strict=True)
-        return [
-            (entry, BatchEvents(observation=observation, at_ms=at_ms, lines=lines, templates=templates))
-            for entry, at_ms, lines, templates in rows
-        ]
     found: dict[str, BatchEvents] = {}
-    for entry, at_ms, line, template_id in table.rows():
+    for entry, at_ms, line, template_id in observation.events.rows():
         events = found.get(entry)
         if events is None:
             events = BatchEvents(observation=observation, at_ms=[], lines=[], templates=[])
@@ -55,10 +46,10 @@ def batch_events(observation: Observation) -> list[tuple[str, BatchEvents]]:
         events.at_ms.append(at_ms)
         events.lines.append(line)
         events.templates.append(template_id)
-    return list(found.items())
+    return found
 
 
-Steps = Annotated[list[int], msgspec.Meta(max_length=MAX_SESSION_EVENTS)]
+_Steps = Annotated[list[int], msgspec.Meta(max_length=MAX_SESSION_EVENTS)]
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -67,9 +58,9 @@ class AddedEvents(msgspec.Struct, frozen=True, array_like=True):
     bytes, not nine."""
 
     origin: _Count  # place among the origins of its session
-    at_steps: Steps
-    line_steps: Steps
-    templates: Steps
+    at_steps: _Steps
+    line_steps: _Steps
+    templates: _Steps
 
 
 class SessionWire(msgspec.Struct, array_like=True, kw_only=True):
@@ -88,6 +79,10 @@ class SessionWire(msgspec.Struct, array_like=True, kw_only=True):
     origins: list[tuple[str, str]] = []
     pieces: Annotated[list[bytes], msgspec.Meta(max_length=MAX_SESSION_EVENTS)] = []
 
+    def pack(self) -> bytes:
+        """The bytes of an open session in Redis."""
+        return _SESSIONS.pack(self)
+
 
 class _FirstWire(msgspec.Struct, frozen=True, array_like=True):
     """Version 1, without pieces."""
@@ -97,11 +92,11 @@ class _FirstWire(msgspec.Struct, frozen=True, array_like=True):
     accepted_ms: int
     ended: bool
     dropped: int
-    at_steps: Steps
-    line_steps: Steps
-    templates: Steps
+    at_steps: _Steps
+    line_steps: _Steps
+    templates: _Steps
     origins: list[tuple[str, str]] = []
-    origin_of: Steps = []
+    origin_of: _Steps = []
 
 
 _SESSIONS: Final = Codec(SessionWire, version=2, what="an open session", newer=BadPayload)
@@ -163,7 +158,7 @@ class GrowingSession:
         return due_ms(self.wire.accepted_ms, open_ms, ended=self.wire.ended)
 
     def pack(self) -> bytes:
-        return pack_session(self.wire)
+        return self.wire.pack()
 
     @classmethod
     def unpack(cls, workload: str, entry: str, blob: bytes) -> "GrowingSession":
@@ -177,11 +172,6 @@ class GrowingSession:
 def due_ms(accepted_ms: int, open_ms: int, *, ended: bool) -> int:
     """When a session closes whose newest batch was accepted then."""
     return accepted_ms + _GRACE_MS + (0 if ended else open_ms)
-
-
-def pack_session(wire: SessionWire) -> bytes:
-    """The bytes of an open session in Redis."""
-    return _SESSIONS.pack(wire)
 
 
 def wire_of(

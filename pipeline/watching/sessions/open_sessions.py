@@ -31,7 +31,6 @@ from pipeline.watching.sessions.growing import (
     AddedEvents,
     GrowingSession,
     due_ms,
-    pack_session,
     wire_of,
 )
 from pipeline.watching.sessions.history import KEEP_MS, SessionHistory
@@ -188,18 +187,16 @@ class OpenSession:
         return min(MAX_SESSION_PREFIX_EVENTS, len(gaps) * (before + len(self.at_ms)))
 
     def pack(self) -> bytes:
-        return pack_session(
-            wire_of(
-                list(zip(self.at_ms, self.lines, self.templates, strict=True)),
-                self.origin_of,
-                self.origins,
-                source=self.source,
-                lane=self.lane,
-                accepted_ms=self.accepted_ms,
-                ended=self.ended,
-                dropped=self.dropped,
-            )
-        )
+        return wire_of(
+            list(zip(self.at_ms, self.lines, self.templates, strict=True)),
+            self.origin_of,
+            self.origins,
+            source=self.source,
+            lane=self.lane,
+            accepted_ms=self.accepted_ms,
+            ended=self.ended,
+            dropped=self.dropped,
+        ).pack()
 
     @classmethod
     def unpack(cls, workload: str, entry: str, blob: bytes) -> "OpenSession":
