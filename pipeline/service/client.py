@@ -115,10 +115,7 @@ class Client:
 
     def lines(self, asked: LinesAsked) -> LinePage:
         """Stored lines that match, the newest first; asks for as many pages as the limit needs."""
-        query = _query(
-            since=asked.since, until=asked.until, workload=asked.workload, level=asked.level, text=asked.text,
-            template=asked.template_id, anomalous=asked.anomalous, context=asked.context,
-        )  # fmt: skip
+        query = _filters_of(asked) | _query(context=asked.context)
         cursor, left = asked.cursor, asked.limit
         page = self._get("/lines", LinePage, query | _query(limit=_size(left, asked), cursor=cursor))
         found, left = list(page.lines), left - len(page.lines)
@@ -132,10 +129,7 @@ class Client:
         """All stored lines that match, with all columns, as files: the pages of one CSV, or Parquet files.
 
         A page that does not come is asked for again, for half a minute. Raises SourceUnavailable then."""
-        query = _query(
-            format=kind, since=asked.since, until=asked.until, workload=asked.workload, level=asked.level,
-            text=asked.text, template=asked.template_id, anomalous=asked.anomalous,
-        )  # fmt: skip
+        query = _filters_of(asked) | _query(format=kind)
         cursor, lines = asked.cursor, 0
         while True:
             page = self._table(f"/export?{urlencode(query | _query(cursor=cursor))}", lines)
@@ -502,6 +496,14 @@ class Client:
 
 def _size(left: int, asked: LinesAsked) -> int:
     return left if asked.context else min(left, PAGE)
+
+
+def _filters_of(asked: LinesAsked) -> dict[str, str]:
+    """The parameters that choose lines."""
+    return _query(
+        since=asked.since, until=asked.until, workload=asked.workload, level=asked.level, text=asked.text,
+        template=asked.template_id, anomalous=asked.anomalous,
+    )  # fmt: skip
 
 
 def _query(**values: Any) -> dict[str, str]:
