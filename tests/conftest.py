@@ -288,7 +288,7 @@ def need_data(path: Path) -> Path:
 
 # In CI everything a test needs is there or can be installed; only these reasons may skip one.
 MAY_SKIP = re.compile(
-    r"\bGPU\b|runs as root|Python before 3\.11\.4"
+    r"\bGPU\b|runs as root"
     + ("" if (SHARED / "opensearch").exists() else "|OpenSearch is not here")
     + ("|promtool is not here" if os.environ.get("NO_PROMTOOL") else "")  # scripts/test has tried to get it
     + ("" if shutil.which("strace") else "|strace is not here")

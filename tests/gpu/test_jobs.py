@@ -291,7 +291,6 @@ def test_the_end_of_an_output_is_kept_and_its_bytes_keep_their_numbers(keeping: 
     assert jobs.read("none", 0) == (0, b"")
 
 
-@pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="Python before 3.11.4 unpacks no links")
 def test_links_out_of_a_directory_are_refused_in_an_upload_and_left_out_of_results(
     tmp_path: Path, keeping: Keeping, settings: Settings
 ) -> None:
@@ -299,11 +298,13 @@ def test_links_out_of_a_directory_are_refused_in_an_upload_and_left_out_of_resul
     given, store = tmp_path / "given", open_store((tmp_path / "store").as_uri())
     (given / "sub").mkdir(parents=True)
     (given / "sub" / "model.pt").write_text("weights")
-    (given / "latest").symlink_to("sub/model.pt")
-    (given / "sub" / "up").symlink_to("../latest")
+    inside = {"latest", "up"} if hasattr(tarfile, "data_filter") else set()  # Python 3.11.4 unpacks links
+    if inside:
+        (given / "latest").symlink_to("sub/model.pt")
+        (given / "sub" / "up").symlink_to("../latest")
     files = job_files.put_files(store, "one", "upload.tar", given)
     job_files.fetch_files(store, "one", "upload.tar", files, tmp_path / "inside")
-    assert (tmp_path / "inside" / "sub" / "up").read_text() == "weights"
+    assert (tmp_path / "inside" / "sub" / ("up" if inside else "model.pt")).read_text() == "weights"
     (given / "passwords").symlink_to("/etc/passwd")
     (given / "sub" / "out").symlink_to("../../secret")
     os.mkfifo(given / "pipe")
@@ -318,7 +319,7 @@ def test_links_out_of_a_directory_are_refused_in_an_upload_and_left_out_of_resul
     found = keeping.job("one").results
     assert found is not None
     job_files.fetch_files(store, "one", "results.tar", found, tmp_path / "out")
-    assert sorted(one.name for one in (tmp_path / "out").rglob("*")) == ["latest", "model.pt", "sub", "up"]
+    assert {one.name for one in (tmp_path / "out").rglob("*")} == {"model.pt", "sub", *inside}
     given.rename(tmp_path / "moved")
     given.symlink_to("/etc")  # the program put a link in the place of its results
     results.store()
