@@ -22,9 +22,9 @@ from pipeline.redis.connection import now_ms
 from pipeline.settings import Settings
 
 # Names of users' models have no space, so nobody else's is one of these.
-SCORING: Final = "scoring "  # and the version
-TRAINING: Final = "training "  # and the request
-EVERYWHERE: Final = 1_000_000  # copies in the pool: as many as there are devices
+SCORING: Final = "scoring "  # The version follows.
+TRAINING: Final = "training "  # The request follows.
+EVERYWHERE: Final = 1_000_000  # Copies in the pool: as many as there are devices.
 WORK_MIB: Final = 64  # of a copy beside its weights, as for a served model
 TOUCH_S: Final = 1.0  # between two marks that a copy is in use
 SUPERSEDED_S: Final = 60.0  # a version that no batch asked for so long leaves when another one comes

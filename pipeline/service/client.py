@@ -248,7 +248,7 @@ class Client:
         return self.call("POST", f"/incidents/{quote(incident, safe='')}/{action}", IncidentView, body)
 
     def incident_notes(self, name: str) -> list[IncidentNote]:
-        """What people wrote on an incident, the oldest first, by its id or the beginning of it."""
+        """Notes on an incident, the oldest first, by its id or the beginning of it."""
         return self._get(f"/incidents/{quote(name, safe='')}/notes", list[IncidentNote])
 
     def write_note(self, incident: str, text: str) -> IncidentNote:

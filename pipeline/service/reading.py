@@ -109,7 +109,7 @@ class PipelineReader(Protocol):
         """One by its id, or the beginning of it."""
 
     def incident_notes(self, name: str) -> list[IncidentNote]:
-        """What people wrote on an incident, the oldest first."""
+        """Notes on an incident, the oldest first."""
 
     def models(self) -> list[ModelView]:
         """Model versions and their states."""

@@ -43,7 +43,7 @@ def test_a_key_without_the_address_of_an_api_is_refused(capsys: pytest.CaptureFi
 def test_every_verb_asks_an_api_or_says_why_not(capsys: pytest.CaptureFixture[str]) -> None:
     verbs = {verb.name for verb in VERBS}
     assert REMOTE | ONLY_HERE.keys() == verbs and not REMOTE & ONLY_HERE.keys()
-    # What reads, and yet is left out: files and the state of one machine, and its own addresses.
+    # These read, and are left out: they show files, the state of one machine, or its own addresses.
     assert ONLY_HERE.keys() - {"run", "up", "drain", "stop", "send"} == {
         "console", "doctor", "formats", "intake", "store",
     }  # fmt: skip

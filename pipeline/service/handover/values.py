@@ -1,4 +1,4 @@
-"""What people hand over with an incident, as answers hold it."""
+"""Values of answers about the handing over of an incident."""
 
 from dataclasses import dataclass
 from datetime import datetime

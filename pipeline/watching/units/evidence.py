@@ -3,8 +3,8 @@
 `new`       distinct patterns that no normal unit has, less what a unit of so many patterns has anyway
 `counts`    distance of its counts by template to those of the nearest normal unit
 `active`    how long it spoke, with silences cut short: a unit that retries speaks longer
-`sessions`  findings in its sessions and rates, by the p-values of their distinct causes (Fisher); those about
-            numbers only where its own time is not known
+`sessions`  findings in its sessions and rates, by the p-values of their distinct causes (Fisher). Findings
+            about numbers count only where its own time is not known
 `flagged`   its distinct flagged templates, by their p-values (Fisher)
 `time`      time that it needed itself beyond what is usual, where lines say durations and traces
 

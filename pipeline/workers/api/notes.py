@@ -24,7 +24,7 @@ class NoteBody(Body):
 
 @router.get("/incidents/{incident}/notes", responses=answers_with(list[IncidentNote], "The oldest first."))
 async def get_notes(request: Request, asker: Seeing, incident: Name) -> Response:
-    """What people wrote on an incident: what they saw, tried and agreed on."""
+    """Notes on an incident: people write there what they saw, tried and agreed on."""
     api = api_of(request)
     return as_json(request, await api.facts(notes_of, api.client, api.settings, incident, asker.only))
 

@@ -36,8 +36,8 @@ TITLES: Final = {
 }
 
 
-# What an address has beside the parameters of its page: the zone of its times, which the script of the page
-# reads, and marks that mail programs and chats append to a link without asking.
+# An address may have these beside the parameters of its page. The script of the page reads the zone of its
+# times, and mail programs and chats append the other marks to a link without asking.
 OF_ALL_PAGES: Final = frozenset({"zone", "fbclid", "gclid", "msclkid", "mc_cid", "mc_eid"})
 APPENDED: Final = "utm_"
 
