@@ -16,6 +16,7 @@ from pipeline.commands.gpu import selftest, selftest_child
 from pipeline.commands.gpu.selftest import NO_GPU, CheckResult, all_checks
 from pipeline.gpu.node import cuda
 from pipeline.gpu.node.readings import MachineReading, Reading
+from pipeline.logs import logger
 from pipeline.settings import Settings
 
 UUID = f"GPU-self{os.getpid():07x}"
@@ -35,7 +36,11 @@ def verb(
 
 @pytest.fixture
 def no_door(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selftest, "_doors", lambda _machine, _folder: iter([3.0, 2.0, 9.0]))
+    def doors(*_: object) -> Iterator[float]:
+        logger().info("gpu.lease_asked_for")  # as each real one does
+        yield from (3.0, 2.0, 9.0)
+
+    monkeypatch.setattr(selftest, "_doors", doors)
 
 
 def test_a_machine_without_a_gpu_says_so_and_ends_with_its_own_code(
@@ -101,6 +106,7 @@ def test_the_table_of_a_device_with_a_foreign_process_that_has_it_alone(
     }  # fmt: skip
     assert "CUDA does not start" in said.out and "kept another process out" in said.out
     assert "p50 3 ms, longest 9 ms of 3" in said.out
+    assert said.err == ""  # no event of a log between the rows
 
 
 def test_a_process_of_a_check_that_dies_or_hangs_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """`logweir gpu selftest`: what holds on the GPUs of this machine, as a table to paste.
 
-It needs no stack. The device is used, so run it where nobody else works. The checks were never run on a real
-device: tests use a made-up driver.
+It needs no stack. The device is used, so run it where nobody else works.
 """
 
 import argparse
@@ -26,6 +25,7 @@ from pipeline.gpu.node.nvml import Nvml
 from pipeline.gpu.node.probe import probe_devices
 from pipeline.gpu.node.readings import MachineReading, Reading
 from pipeline.gpu.policy.explain import short
+from pipeline.logs import set_up
 from pipeline.settings import Settings, inherited
 from pipeline.units import plural
 
@@ -59,6 +59,7 @@ Ask = Callable[[str, str], dict[str, Any]]  # a check of selftest_child.py on a 
 def main(args: argparse.Namespace) -> int:
     """0: all passed or skipped, 1: some failed, NO_GPU: there is no GPU."""
     settings = settings_of(args)
+    set_up(settings.stack.log_level)  # else each door of the last row is logged between the rows
     machine, why = look_at_machine()
     if machine is None:
         if args.json:
