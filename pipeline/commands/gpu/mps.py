@@ -1,7 +1,7 @@
 """`logweir gpu mps start | stop | status DEVICE`: the MPS daemon of a GPU of this machine.
 
-With a daemon, leases on the device have limits of memory and compute that MPS enforces. No run with a real
-daemon is reported: tests use a made-up control program.
+With a daemon, leases on the device have limits of memory and compute that MPS enforces. Tests use a made-up
+control program; docs/gpu.md says what NVIDIA's own did.
 """
 
 import argparse
