@@ -7,11 +7,12 @@ its book-keeping keys, which stay out of the message."""
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from html import unescape
-from typing import Any, Final
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import polars as pl
@@ -42,21 +43,12 @@ DOCKER_LINE: Final = (
     r'^\{"log":(?P<log>"(?:[^"\\]|\\.)*"),"stream":"(?:stdout|stderr)"(?:,"attrs":\{.*\})?'
     r',"time":"(?P<time>[^"]+)"\}\s*$'
 )
-# A collector's object around a line of a program: Fluent Bit, CloudWatch, Cloud Logging. `_INNER` has the
-# line. A `message` beside other keys of the program is no such line.
-ENVELOPE_LINE: Final = r"(?s)^\s*\{.*\}\s*$"
-_OUTER: Final = r'"(?:date"\s*:\s*[0-9]|kubernetes"\s*:\s*\{|stream"\s*:\s*"std(?:out|err)")'
-_STAMPED: Final = r'"ingestionTime"\s*:\s*[0-9]'
-ENVELOPE_MARK: Final = (
-    rf'(?s)"textPayload"\s*:\s*"|"log"\s*:\s*".*{_OUTER}|{_OUTER}.*"log"\s*:\s*"'
-    rf'|"message"\s*:\s*".*{_STAMPED}|{_STAMPED}.*"message"\s*:\s*"'
-)
-_INNER: Final = ("textPayload", "log", "message")
 XML_HEAD: Final = r"^\s*<Event[\s>]"
 XML_LINE: Final = r"(?s)^\s*<Event[\s>].*</Event>\s*$"
 
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TEXT: Final = msgspec.json.Decoder(str)
+_HALF: Final = re.compile(r"\\u[dD][89a-fA-F]")  # perhaps half a character
 _MAX_KEYS: Final = 200  # rows with more distinct keys are read one by one
 _MAX_DEPTH: Final = 8  # deeper objects stay compact JSON
 
@@ -186,6 +178,11 @@ _SHAPES: Final = (
 )
 _MARKS: Final = {mark: number for number, shape in enumerate(_SHAPES) for mark in shape.marks}
 _KNOWN_KEYS: Final = frozenset({*_ALIASES, *_MARKS, *(shape.error for shape in _SHAPES if shape.error)})
+# Keys that tell something beside the message, and the objects around them.
+_TELLING: Final = _KNOWN_KEYS - (set(_ROLES["message"]) - _MARKS.keys())
+_ABOVE: Final = frozenset(key[: dot.start()] for key in _TELLING for dot in re.finditer(r"\.", key))
+# Those of times that tell nothing else.
+TIME_PLACES: Final = {key: place for place, key in enumerate(_ROLES["time"]) if key not in _MARKS}
 
 _LONG: Final = {"row": pl.UInt32, "pos": pl.UInt32, "key": pl.String, "value": pl.String}
 
@@ -205,21 +202,6 @@ def _json_pairs(raw: pl.Series, pattern: str) -> pl.DataFrame:
     easy, hard = rows.filter(flat), rows.filter(~flat)
     pairs = pl.concat([_flat_pairs(easy), _python_pairs(hard)]).sort("row", "key", maintain_order=True)
     return pairs.with_columns(pl.int_range(pl.len(), dtype=pl.UInt32).alias("pos"))
-
-
-def unwrap_envelope(raw: pl.Series, *, arrived: datetime, zone: str) -> pl.DataFrame:
-    """The header columns of a collector's objects, and the program's line as `inner`; null in other rows."""
-    maybe = raw.str.contains(ENVELOPE_LINE) & raw.str.contains(ENVELOPE_MARK)
-    pairs = _json_pairs(raw.set(~maybe, ""), ENVELOPE_LINE)
-    lines = pairs.filter(pl.col("key").is_in(_INNER))
-    inner = lines.unique("row", keep="first", maintain_order=True).select(
-        "row", pl.col("value").alias("inner")
-    )
-    others = pairs.filter(~pl.col("key").is_in(_INNER))
-    header = _assemble(others, raw.len(), arrived=arrived, zone=zone).drop("message")
-    rows = pl.DataFrame({"row": pl.int_range(raw.len(), dtype=pl.UInt32, eager=True)})
-    texts = rows.join(inner, on="row", how="left", maintain_order="left")["inner"]
-    return header.with_columns(texts.str.strip_suffix("\n").alias("inner"))
 
 
 def parse_xml(raw: pl.Series, *, arrived: datetime, zone: str) -> pl.DataFrame:
@@ -383,6 +365,80 @@ def _flat_pairs(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+class Header(NamedTuple):
+    """What the pairs of a record say beside its message; None for nothing."""
+
+    level: str | None = None
+    host: str | None = None
+    process: str | None = None
+    service: str | None = None
+    times: tuple[tuple[int, str], ...] = ()  # by their places: the first readable one counts
+
+
+HEADER: Final = Header._fields[:-1]
+
+
+def header_of(pairs: Sequence[tuple[str, str]]) -> Header:
+    """As `_assemble` finds it for a record with these pairs, which stand in the order of their keys."""
+    found: dict[str, tuple[int, str]] = {}
+    times: list[tuple[int, str]] = []
+    for key, text in pairs:
+        role, place = _ALIASES.get(key, ("message", 0))
+        value = _level_of(key, text) if role == "level" else text
+        if role == "time":
+            times.append((place, text))
+        elif role != "message" and value is not None and (role not in found or place < found[role][0]):
+            found[role] = (place, value)
+    columns = {role: value for role, (_, value) in found.items()}
+    level = columns.pop("level", None)
+    if level is None:
+        keys = {key for key, _ in pairs}
+        number = min((_MARKS[key] for key in keys & _MARKS.keys()), default=None)
+        if number is not None and (level := _SHAPES[number].level) and _SHAPES[number].error in keys:
+            level = "error"
+    times.sort(key=itemgetter(0))
+    return Header(level=level, times=tuple(times), **columns)
+
+
+def _level_of(key: str, word: str) -> str | None:
+    word = word.lower().strip().removesuffix(".0")  # of a collector that makes all numbers fractions
+    if key in _NUMBERED_KEYS and word.isascii() and word.isdigit():
+        return _NUMBERED.get(f"{key}:{word}")
+    return _LEVELS.get(word)
+
+
+def is_telling(key: str) -> bool:
+    """Whether `header_of` may need the member of an object with this key."""
+    return key in _TELLING or key in _ABOVE
+
+
+def members_of(text: str) -> dict[str, msgspec.Raw] | None:
+    """The members of an object as they are written; None where `pairs_in` has the last word."""
+    if "\\u" in text and _HALF.search(text):
+        return None
+    try:
+        return _MEMBERS.decode(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def text_of(value: bytes) -> str:
+    """Of a member that is a text."""
+    return _TEXT.decode(value)
+
+
+def object_of(members: Sequence[tuple[str, bytes]]) -> str:
+    """An object with these members, as `pairs_in` reads it."""
+    inside = (f"{json.dumps(key)}:{value.decode()}" for key, value in members)
+    return f"{{{','.join(inside)}}}"
+
+
+def pairs_in(text: str) -> list[tuple[str, str]]:
+    """The flat pairs of an object, in the order of their keys; none for other texts."""
+    loaded = _load(text)
+    return sorted(_flatten(loaded, "", 0), key=itemgetter(0)) if isinstance(loaded, dict) else []
+
+
 def _python_pairs(rows: pl.DataFrame) -> pl.DataFrame:
     """Pairs of any objects, one row at a time; other rows give no pairs."""
     row_of: list[int] = []
@@ -400,10 +456,11 @@ def _python_pairs(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _pairs_of(text: str, seen: dict[tuple[str, bytes], list[tuple[str, str]]]) -> list[tuple[str, str]]:
     """Pairs of an object. `seen`: those of values that are no texts; many records name the same pod."""
-    if "\\u" not in text:  # which may be half a character
+    members = members_of(text)
+    if members is not None:
         try:
             found: list[tuple[str, str]] = []
-            for key, raw in _MEMBERS.decode(text).items():
+            for key, raw in members.items():
                 value = bytes(raw)
                 if value.startswith(b'"'):
                     found.append((key, _TEXT.decode(value)))
@@ -474,7 +531,7 @@ def _assemble(pairs: pl.DataFrame, n: int, *, arrived: datetime, zone: str) -> p
         if name == "level":
             value = _levels(candidates)
         elif name == "time":
-            value = read_times(_plain_times(value), arrived=arrived, zone=zone)
+            value = read_times(plain_times(value), arrived=arrived, zone=zone)
         candidates = candidates.with_columns(value.alias(column)).filter(pl.col(column).is_not_null())
         best = candidates.sort("row", "place", maintain_order=True).unique(
             "row", keep="first", maintain_order=True
@@ -530,7 +587,7 @@ def _levels(candidates: pl.DataFrame) -> pl.Series:
     return numbered.zip_with(by_key, found)
 
 
-def _plain_times(values: pl.Series) -> pl.Series:
+def plain_times(values: pl.Series) -> pl.Series:
     """The number of .NET's `/Date(1763539200123)/`; other values as they are."""
     dates = values.str.starts_with("/Date(")
     return values.str.extract(r"^/Date\((\d+)", 1).zip_with(dates, values) if dates.any() else values

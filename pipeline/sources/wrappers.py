@@ -3,9 +3,12 @@
 A wrapper is taken off before the formats look at a line. Wrappers nest in the order of `WRAPPERS`: Compose
 may hold lines with a time of Docker. The raw column stays as it was read."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Final
+from operator import itemgetter
+from typing import Final, NamedTuple
 
+import numpy as np
 import polars as pl
 
 from pipeline.records.schema import UTC_US
@@ -34,6 +37,17 @@ PREFIXES: Final = {"compose": _COMPOSE, "kubectl": _KUBECTL, "stamped": _STAMP}
 # Compose numbers its containers, so such a name is no column of a table.
 _NUMBERED: Final = r"^(?:[0-9]+\||[^ |]+(?:[-_]|\.)[0-9]+)"
 
+# A collector's object around a line of a program: Fluent Bit, CloudWatch, Cloud Logging. `_INNER` has the
+# line. A `message` beside other keys of the program is no such line.
+_ENVELOPE_LINE: Final = r"(?s)^\s*\{.*\}\s*$"
+_OUTER: Final = r'"(?:date"\s*:\s*[0-9]|kubernetes"\s*:\s*\{|stream"\s*:\s*"std(?:out|err)")'
+_STAMPED: Final = r'"ingestionTime"\s*:\s*[0-9]'
+_ENVELOPE_MARK: Final = (
+    rf'(?s)"textPayload"\s*:\s*"|"log"\s*:\s*".*{_OUTER}|{_OUTER}.*"log"\s*:\s*"'
+    rf'|"message"\s*:\s*".*{_STAMPED}|{_STAMPED}.*"message"\s*:\s*"'
+)
+_INNER: Final = ("textPayload", "log", "message")
+
 # One CRI line: a full one loses its prefix, a partial one also its line end.
 _CRI_PREFIX: Final = (
     r"(?m)^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+(?:Z|[+-][0-9]{2}:[0-9]{2}) (?:stdout|stderr) "
@@ -53,7 +67,7 @@ def recognised(raw: pl.Series, name: str) -> pl.Series:
     if name == "cri":
         return raw.str.contains("(?s)" + CRI.pattern)
     if name == "envelope":
-        return raw.str.contains(pairs.ENVELOPE_LINE) & raw.str.contains(pairs.ENVELOPE_MARK)
+        return _are_envelopes(raw)
     return raw.str.contains("^" + PREFIXES[name])
 
 
@@ -97,7 +111,7 @@ def inner_lines(raw: pl.Series, formats: tuple[str, ...]) -> pl.Series:
 
 def envelope_lines(raw: pl.Series) -> pl.Series:
     """The first line of the text inside each envelope."""
-    inner = pairs.unwrap_envelope(raw, arrived=_SOME_DAY, zone="UTC")["inner"].drop_nulls()
+    inner = _unwrap_envelopes(raw, arrived=_SOME_DAY, zone="UTC")["inner"].drop_nulls()
     return inner.str.split("\n").list.first()
 
 
@@ -107,7 +121,7 @@ def unwrap(raw: pl.Series, name: str, *, arrived: datetime, zone: str = "UTC") -
     The three may be null; an envelope has `level` and `process` too. Every line of a record loses its
     prefix."""
     if name == "envelope":
-        return pairs.unwrap_envelope(raw, arrived=arrived, zone=zone)
+        return _unwrap_envelopes(raw, arrived=arrived, zone=zone)
     blank = pl.Series([None], dtype=pl.String).new_from_index(0, raw.len())
     columns = {"host": blank, "service": blank}
     if name == "docker":
@@ -127,3 +141,111 @@ def unwrap(raw: pl.Series, name: str, *, arrived: datetime, zone: str = "UTC") -
             time = to_utc(parts, ISO_CLOCK, arrived=arrived, zone="UTC")
         columns |= {column: parts[column] for column in columns if column in parts.columns}
     return pl.DataFrame({"inner": inner, "timestamp": time, **columns})
+
+
+def _are_envelopes(raw: pl.Series) -> pl.Series:
+    return raw.str.contains(_ENVELOPE_LINE) & raw.str.contains(_ENVELOPE_MARK)
+
+
+def _unwrap_envelopes(raw: pl.Series, *, arrived: datetime, zone: str) -> pl.DataFrame:
+    """The header columns of a collector's objects, and the program's line as `inner`; null in other rows."""
+    rows = _are_envelopes(raw).fill_null(value=False).arg_true()
+    contents = _Contents()
+    for text in raw.gather(rows).to_list():
+        contents.read(text)
+    found = contents.columns(arrived=arrived, zone=zone)
+    if rows.len() == raw.len():
+        return found
+    blank = (
+        pl.Series(name, [None], dtype=kind).new_from_index(0, raw.len())
+        for name, kind in found.schema.items()
+    )
+    return pl.DataFrame([column.scatter(rows, found[column.name]) for column in blank])
+
+
+class _Beside(NamedTuple):
+    """What an object says beside its line and its time, where both are texts."""
+
+    header: pairs.Header
+    key: str  # of a line that is no text, "" without one
+    line: str | None
+
+
+def _beside(found: Sequence[tuple[str, str]]) -> _Beside:
+    """Of the pairs of an object, in the order of their keys."""
+    key, line = next((pair for pair in found if pair[0] in _INNER), ("", None))
+    return _Beside(pairs.header_of(found), key, line)
+
+
+class _Contents:
+    """Of a collector's objects. Beside their line and their time most say the same, which is read once."""
+
+    def __init__(self) -> None:
+        self._lines: list[str | None] = []
+        self._which: list[int] = []  # of the distinct ones
+        self._distinct: list[_Beside] = []
+        self._known: dict[tuple[tuple[str, bytes], ...], int] = {}
+        self._times: list[str] = []  # of each object in turn, the likeliest first
+        self._of: list[int] = []  # the object of each time
+
+    def read(self, text: str) -> None:
+        """Adds an object."""
+        members = pairs.members_of(text)
+        if members is None:
+            self._distinct.append(_beside(pairs.pairs_in(text)))
+            self._add(len(self._distinct) - 1, "", None, [])
+            return
+        name, line = "", b""
+        times: list[tuple[int, str]] = []
+        others: list[tuple[str, bytes]] = []
+        for key, raw in members.items():
+            value = bytes(raw)
+            is_text = value[:1] == b'"'
+            if is_text and key in _INNER:
+                if not name or key < name:
+                    name, line = key, value
+            elif is_text and key in pairs.TIME_PLACES:
+                times.append((pairs.TIME_PLACES[key], pairs.text_of(value)))
+            elif key in _INNER or pairs.is_telling(key):
+                others.append((key, value))
+        known = tuple(others)
+        which = self._known.get(known)
+        if which is None:
+            which = self._known[known] = len(self._distinct)
+            self._distinct.append(_beside(pairs.pairs_in(pairs.object_of(others))))
+        self._add(which, name, pairs.text_of(line) if name else None, times)
+
+    def _add(self, which: int, key: str, line: str | None, times: list[tuple[int, str]]) -> None:
+        beside = self._distinct[which]
+        if beside.key and (not key or beside.key < key):
+            line = beside.line
+        times += beside.header.times
+        if len(times) > 1:
+            times.sort(key=itemgetter(0))
+        for _, text in times:
+            self._times.append(text)
+            self._of.append(len(self._lines))
+        self._lines.append(line)
+        self._which.append(which)
+
+    def columns(self, *, arrived: datetime, zone: str) -> pl.DataFrame:
+        which = pl.Series(self._which, dtype=pl.UInt32)
+        headers = [beside.header for beside in self._distinct]
+        columns = [
+            pl.Series(name, [getattr(header, name) for header in headers], dtype=pl.String)[which]
+            for name in pairs.HEADER
+        ]
+        lines = pl.Series("inner", self._lines, dtype=pl.String).str.strip_suffix("\n")
+        return pl.DataFrame([self._timestamps(arrived=arrived, zone=zone), *columns, lines])
+
+    def _timestamps(self, *, arrived: datetime, zone: str) -> pl.Series:
+        """The first readable time of each object."""
+        texts = pairs.plain_times(pl.Series("timestamp", self._times, dtype=pl.String))
+        read = read_times(texts, arrived=arrived, zone=zone)
+        of = np.array(self._of, dtype=np.uint32)
+        if np.array_equal(of, np.arange(len(self._lines))):
+            return read
+        readable = read.is_not_null()
+        objects, first = np.unique(of[readable.to_numpy()], return_index=True)
+        blank = pl.Series("timestamp", [None], dtype=UTC_US).new_from_index(0, len(self._lines))
+        return blank.scatter(pl.Series(objects), read.filter(readable)[first])

@@ -3,13 +3,16 @@
 import json
 from datetime import UTC, datetime
 
+import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
 
 from pipeline.records.schema import raw_frame
 from pipeline.sources import formats_json
 from pipeline.sources.formats import detect, parse
+from pipeline.sources.wrappers import unwrap
 
 ARRIVED = datetime(2026, 11, 20, 15, 0, tzinfo=UTC)
 JOURNAL = '{"__CURSOR":"s=ab;i=1","__REALTIME_TIMESTAMP":"1795075750000123","__MONOTONIC_TIMESTAMP":"77","_BOOT_ID":"aa","PRIORITY":"%s","_HOSTNAME":"box","_TRANSPORT":"stdout",%s,"_CAP_EFFECTIVE":"0"}'
@@ -133,3 +136,56 @@ def test_pairs_of_an_object_are_those_that_the_parser_of_python_finds(
     loaded = formats_json._load(text)
     wanted = list(formats_json._flatten(loaded, "", 0)) if isinstance(loaded, dict) else []
     assert formats_json._pairs_of(text, {}) == wanted
+
+
+_OUTER_KEYS = (
+    "level", "lvl", "severityNumber", "MessageTemplate", "eventVersion", "errorCode", "t", "t.$date", "time", "date",
+    "@timestamp", "host", "hostname", "kubernetes", "service", "service.name", "pid", "__REALTIME_TIMESTAMP", "other",
+)  # fmt: skip
+_OUTER_TEXTS = (
+    "info", " ERROR", "30", "9", "", "2026-11-20T10:00:00Z", "1763539200", "/Date(1763539200123)/", "é😀", "\x1b[1m",
+)  # fmt: skip
+_OUTER_VALUES = st.recursive(
+    st.sampled_from([*_OUTER_TEXTS, None, True, 3, 1763539200.25]),
+    lambda inner: st.dictionaries(
+        st.sampled_from(["name", "host", "container_name", "$date"]), inner, max_size=2
+    ),
+    max_leaves=3,
+)
+
+
+@settings(max_examples=25)
+@given(
+    documents=st.lists(
+        st.dictionaries(st.sampled_from(_OUTER_KEYS), _OUTER_VALUES, max_size=5), min_size=1, max_size=20
+    ),
+    line=st.sampled_from(["", "a", "b\n", '"{', "\u2028"]),
+    is_ascii=st.booleans(),
+)
+def test_an_envelope_has_the_header_of_its_object_without_the_line(
+    documents: list[dict[str, object]], line: str, *, is_ascii: bool
+) -> None:
+    around = [{**document, "stream": "stdout", "object": {}} for document in documents]
+    texts = [json.dumps({**one, "log": line}, ensure_ascii=is_ascii) for one in around]
+    whole = pl.Series("raw", [*texts, "no object", '{"log":"half","stream":"stdout"'])
+    plain = pl.Series("raw", list(map(json.dumps, around)))
+    unwrapped = unwrap(whole, "envelope", arrived=ARRIVED)
+    assert unwrapped["inner"].to_list() == [line.removesuffix("\n")] * len(texts) + [None] * 2
+    expected = formats_json.parse_json(plain, arrived=ARRIVED, zone="UTC").drop("message")
+    assert_frame_equal(unwrapped.drop("inner").head(len(texts)), expected)
+
+
+@pytest.mark.parametrize(
+    ("document", "line"),
+    [
+        ('{"textPayload":"b","log":"a","stream":"stdout"}', "a"),
+        ('{"log":5,"textPayload":"b"}', "5"),
+        ('{"log":{"level":"info"},"textPayload":"b"}', "b"),
+        ('{"log":"\\ud83d\\ude00","stream":"stdout"}', "😀"),
+        ('{"log":"a","stream":"stdout","other":"\\ud83d"}', None),
+        ('{"log":"a","log":"b","stream":"stdout"}', "b"),
+    ],
+)
+def test_the_line_of_an_envelope_is_the_first_of_its_keys(document: str, line: str | None) -> None:
+    found = unwrap(pl.Series("raw", [document]), "envelope", arrived=ARRIVED)
+    assert found["inner"].to_list() == [line]
