@@ -54,7 +54,6 @@ WORK_SCHEMA: Final[dict[str, Any]] = {
 }
 _OF_RECORD: Final = ("key", "pattern_id", "masked", "severe", "level")  # the first record of a key has these
 _EVIDENCE: Final = ("surprisal", "words", "unseen", "tokens", "severity", "novelty", "prior")
-_ANY: Final = ("",)  # formats, where nothing is to be parsed
 _VERDICT: Final = ("template_id", "score", "anomalous", "p_value", "reasons")
 
 
@@ -103,15 +102,18 @@ def _with_keys_of(parsed: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame | No
 
 
 def _parsed_all(batches: Sequence[tuple[pl.DataFrame, Meta]]) -> list[pl.DataFrame]:
-    """Batches of the same formats and zone that arrived within an hour are parsed together.
+    """Batches of one zone that arrived within an hour are parsed together.
 
-    The time of arrival completes a time without a year, and no hour changes that. Records with messages have
-    nothing to parse, so any formats are theirs."""
+    The time of arrival completes a time without a year, and no hour changes that. Tables and declared formats
+    are not tried in one order everywhere, so each list of these has a pass of its own. So have records with
+    messages, which have nothing to parse."""
     groups: dict[object, list[int]] = {}
     for place, (records, meta) in enumerate(batches):
         hour = meta.arrived.replace(minute=0, second=0, microsecond=0)
-        names = meta.formats if _is_unparsed(records) else _ANY
-        groups.setdefault((names, meta.zone, hour) if names else place, []).append(place)
+        unparsed = _is_unparsed(records)
+        apart = meta.formats if unparsed and not formats.are_ordered(meta.formats) else unparsed
+        known = meta.formats or not unparsed
+        groups.setdefault((apart, meta.zone, hour) if known else place, []).append(place)
     parsed: dict[int, pl.DataFrame] = {}
     for places in groups.values():
         several = [batches[place] for place in places]
@@ -131,7 +133,9 @@ def _parsed_together(batches: Sequence[tuple[pl.DataFrame, Meta]]) -> list[pl.Da
     )
     metas = [meta for _, meta in batches]
     newest = max(meta.arrived for meta in metas)
-    parsed = formats.parse(marked, metas[0].formats, arrived=newest, zone=metas[0].zone)
+    places = {names: place for place, names in enumerate(dict.fromkeys(meta.formats for meta in metas))}
+    which = np.array([places[meta.formats] for meta in metas])[numbers]
+    parsed = formats.parse_each(marked, list(places), which, arrived=newest, zone=metas[0].zone)
     arrived = pl.Series([meta.arrived for meta in metas], dtype=UTC_US)[numbers]
     late = records["timestamp"].is_null() & ~parsed["timed"]
     times = arrived.zip_with(late, parsed["timestamp"]).alias("timestamp")

@@ -253,9 +253,15 @@ TEXTS = (
     "2026-11-20 10:00:0{n} ERROR job {n} failed: disk sda{n}",
     "    at frame {n}",
     "no header and no time in {n}",
+    '{"log":"2026-11-20 10:00:0{n} INFO job {n}","kubernetes":{"host":"h{n}"}}',
+    '{"level":"warn","msg":"job {n}"}',
     "Nov 20 10:00:0{n} box app[{n}]: job {n}",
     "",
 )
+
+FORMATS = (
+    ("iso",), ("syslog",), ("iso", "syslog"), (), ("envelope", "iso"), ("envelope",), ("syslog", "json", "envelope"),
+)  # fmt: skip
 
 
 @pytest.mark.long
@@ -263,7 +269,7 @@ TEXTS = (
     st.lists(
         st.tuples(
             st.lists(st.tuples(st.sampled_from(TEXTS), st.integers(0, 9)), min_size=1, max_size=6),
-            st.sampled_from([("iso",), ("syslog",), ("iso", "syslog"), ()]),
+            st.sampled_from(FORMATS),
             st.sampled_from(["UTC", "Europe/Berlin"]),
             st.integers(0, 3),  # half hours after the first arrival
             st.booleans(),  # of a pack

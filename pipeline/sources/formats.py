@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Final
 
 import numpy as np
@@ -76,6 +76,7 @@ _NAMED: Final = re.compile(r"\(\?P<\w+>")
 _PARSED: Final = ("timestamp", "level", "host", "process", "service", "message")
 NO_FORMAT: Final = "none"
 _HEAD: Final = "logweir_head"
+Rows = np.ndarray[tuple[int], np.dtype[np.intp]]
 _HEADER_CHARS: Final = 1024  # a header is shorter than this; see `_groups`
 # RFC 5424 §6.2.1, severities 0 to 7
 _SYSLOG_LEVELS: Final = ("fatal", "critical", "critical", "error", "warning", "notice", "info", "debug")
@@ -337,15 +338,33 @@ def parse(
     A line without a time takes that of the line before it in its source, else the arrival; see `timed`.
     `arrived` is aware; `zone` is the IANA zone of header times without offset. Raises BadInput for an unknown
     zone or format name."""
+    return parse_each(records, [formats], np.zeros(records.height, np.intp), arrived=arrived, zone=zone)
+
+
+def parse_each(
+    records: pl.DataFrame,
+    formats: Sequence[tuple[str, ...]],
+    which: Rows,
+    *,
+    arrived: datetime,
+    zone: str,
+) -> pl.DataFrame:
+    """`parse` of records that have different formats: `which` tells the place of those of each record.
+
+    Each format is looked for once. Several `formats` are ordered ones (`are_ordered`)."""
     check_zone(zone)
     arrival = pl.lit(arrived).dt.convert_time_zone("UTC").cast(UTC_US)
     unread = records["message"].null_count()
     if not unread:
         return _dated(records, arrival)
     todo = records["message"].is_null()
-    open_rows = records if unread == records.height else records.filter(todo)
+    if unread == records.height:
+        open_rows = records
+    else:
+        open_rows, which = records.filter(todo), which[todo.to_numpy()]
     open_rows, otherwise = _without_untimed(open_rows)
-    parsed = _parse_text(uncoloured(open_rows["raw"]), _ordered(formats), arrived=arrived, zone=zone)
+    may_have = _MayHave(tuple(map(_ordered, formats)), which)
+    parsed = _parse_text(uncoloured(open_rows["raw"]), may_have, arrived=arrived, zone=zone)
     # values of the producer win
     complete = open_rows.with_columns([_filled(open_rows[name], parsed[name]) for name in _PARSED])
     if otherwise is not None:
@@ -409,6 +428,11 @@ def _filled(texts: pl.Series, found: pl.Series) -> pl.Series:
     return found if texts.null_count() == texts.len() else texts.zip_with(texts.is_not_null(), found)
 
 
+def are_ordered(formats: tuple[str, ...]) -> bool:
+    """Whether these formats are tried in one order wherever they occur: tables and declared ones are not."""
+    return all(name in _RANK for name in formats)
+
+
 def _ordered(formats: tuple[str, ...]) -> tuple[str, ...]:
     for name in filter(is_layout, formats):
         read_layout(name)  # raises for a damaged one
@@ -419,67 +443,103 @@ def _ordered(formats: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(dict.fromkeys(formats), key=lambda name: _RANK.get(name, len(WRAPPERS) - 0.5)))
 
 
-def _parse_text(raw: pl.Series, names: tuple[str, ...], *, arrived: datetime, zone: str) -> pl.DataFrame:
+@dataclass(frozen=True, slots=True)
+class _MayHave:
+    """The formats that each text may have, in their order."""
+
+    formats: tuple[tuple[str, ...], ...]
+    which: Rows  # of these, for each text
+
+    def names(self) -> tuple[str, ...]:
+        """All of them, in their order."""
+        return self.formats[0] if len(self.formats) == 1 else _ordered(tuple(chain(*self.formats)))
+
+    def has(self, name: str) -> "np.ndarray[tuple[int], np.dtype[np.bool]]":
+        """Whether each text may have this format."""
+        return np.array([name in names for names in self.formats], dtype=np.bool)[self.which]
+
+    def inside(self, wrapper: str, rows: Rows) -> "_MayHave":
+        """Of what stands in the wrapper of these texts."""
+        behind = (names[names.index(wrapper) + 1 :] if wrapper in names else () for names in self.formats)
+        return _MayHave(tuple(behind), self.which[rows])
+
+
+class _Texts:
+    """A column of texts on its way through the formats."""
+
+    def __init__(self, raw: pl.Series) -> None:
+        self.raw = raw
+        self.is_open = np.ones(raw.len(), dtype=np.bool)
+        self._rows: list[Rows] = []
+        self._pieces: list[pl.DataFrame] = []
+
+    def at(self, rows: Rows) -> pl.Series:
+        return self.raw if rows.size == self.raw.len() else self.raw.gather(rows)
+
+    def take(self, rows: Rows, found: pl.DataFrame) -> None:
+        """The texts in these rows that have a message."""
+        if found["message"].null_count():
+            hit = found["message"].is_not_null()
+            rows, found = rows[hit.to_numpy()], found.filter(hit)
+        if rows.size:
+            self.is_open[rows] = False
+            self._rows.append(rows)
+            self._pieces.append(pl.DataFrame([found[name] for name in _PARSED]))
+
+    def parsed(self) -> pl.DataFrame:
+        """Columns `_PARSED` of all; a text that is left is its own message."""
+        rows = np.flatnonzero(self.is_open)
+        if rows.size or not self._rows:
+            schema = {name: RAW_SCHEMA[name] for name in _PARSED}
+            blank = [pl.lit(None, dtype=schema[name]).alias(name) for name in _PARSED[:-1]]
+            left = self.at(rows).alias("message").to_frame().select(*blank, "message")
+            self._rows.append(rows)
+            self._pieces.append(left)
+        if len(self._pieces) == 1:
+            return self._pieces[0]
+        return pl.concat(self._pieces)[np.argsort(np.concatenate(self._rows))]
+
+
+def _parse_text(raw: pl.Series, may_have: _MayHave, *, arrived: datetime, zone: str) -> pl.DataFrame:
     """Columns `_PARSED` of each text; message is never null, timestamp null without a time."""
-    remaining = pl.DataFrame({"raw": raw}).with_row_index("_i")
-    pieces: list[pl.DataFrame] = []
-    for name in names:
-        if remaining.is_empty():
-            break
-        if name in WRAPPERS:
-            inner = names[names.index(name) + 1 :]
-            found = _parse_wrapped(remaining["raw"], name, inner, arrived=arrived, zone=zone)
-        elif name in _PAIR_PARSERS:
-            found = _PAIR_PARSERS[name](remaining["raw"], arrived=arrived, zone=zone)
-        elif is_layout(name):
-            found = parse_rows(remaining["raw"], read_layout(name), arrived=arrived, zone=zone)
-        else:
-            maybe = _parse_format(remaining["raw"], _form(name), arrived=arrived, zone=zone)
-            if maybe is None:
-                continue
-            found = maybe
-        hit = found["message"].is_not_null()
-        if hit.all() and not pieces:
-            return _trimmed(found)
-        if hit.all():
-            pieces.append(found.with_columns(remaining["_i"]).select("_i", *_PARSED))
-            remaining = remaining.clear()
-        elif hit.any():
-            pieces.append(found.with_columns(remaining["_i"]).filter(hit).select("_i", *_PARSED))
-            remaining = remaining.filter(~hit)
-    if not remaining.is_empty():
-        strays = _parse_strays(remaining, names, arrived=arrived, zone=zone)
-        if strays is not None:
-            pieces.append(strays)
-            remaining = remaining.join(strays, on="_i", how="anti", maintain_order="left")
-    if not remaining.is_empty():
-        schema = {name: RAW_SCHEMA[name] for name in _PARSED}
-        blank = [pl.lit(None, dtype=schema[name]).alias(name) for name in _PARSED[:-1]]
-        pieces.append(remaining.select("_i", *blank, pl.col("raw").alias("message")))
-    parsed = pieces[0] if len(pieces) == 1 else pl.concat(pieces).sort("_i")
-    return _trimmed(parsed)
-
-
-def _parse_strays(
-    lines: pl.DataFrame, names: tuple[str, ...], *, arrived: datetime, zone: str
-) -> pl.DataFrame | None:
-    """Lines of a format that the sample did not show, where they begin with a written-out time or a level.
-
-    A file may change its format behind the sample. Columns `_i` and `_PARSED`; None for no such line."""
-    others = tuple(name for name in _STRAY if name not in names)
-    if not others or not (maybe := lines["raw"].str.contains(_any_of(others))).any():
-        return None
-    remaining, pieces = lines.filter(maybe), list[pl.DataFrame]()
-    for name in others:
-        found = _parse_format(remaining["raw"], _form(name), arrived=arrived, zone=zone)
-        if found is None:
+    texts = _Texts(raw)
+    for name in may_have.names():
+        rows = np.flatnonzero(texts.is_open & may_have.has(name))
+        if not rows.size:
             continue
-        hit = found["message"].is_not_null()
-        pieces.append(found.with_columns(remaining["_i"]).filter(hit).select("_i", *_PARSED))
-        remaining = remaining.filter(~hit)
-        if remaining.is_empty():
-            break
-    return pl.concat(pieces) if pieces else None
+        found: pl.DataFrame | None
+        if name in WRAPPERS:
+            inner = may_have.inside(name, rows)
+            found = _parse_wrapped(texts.at(rows), name, inner, arrived=arrived, zone=zone)
+        elif name in _PAIR_PARSERS:
+            found = _PAIR_PARSERS[name](texts.at(rows), arrived=arrived, zone=zone)
+        elif is_layout(name):
+            found = parse_rows(texts.at(rows), read_layout(name), arrived=arrived, zone=zone)
+        else:
+            found = _parse_format(texts.at(rows), _form(name), arrived=arrived, zone=zone)
+        if found is not None:
+            texts.take(rows, found)
+    _parse_strays(texts, may_have, arrived=arrived, zone=zone)
+    return _trimmed(texts.parsed())
+
+
+def _parse_strays(texts: _Texts, may_have: _MayHave, *, arrived: datetime, zone: str) -> None:
+    """Takes lines of a format that the sample did not show, where they begin with a written-out time or a
+    level.
+
+    A file may change its format behind the sample."""
+    others = tuple(name for name in _STRAY if not may_have.has(name).all())
+    rows = np.flatnonzero(texts.is_open)
+    if not others or not rows.size:
+        return
+    rows = rows[texts.at(rows).str.contains(_any_of(others)).to_numpy()]
+    for name in others:
+        some = rows[(texts.is_open & ~may_have.has(name))[rows]]
+        if not some.size:
+            continue
+        found = _parse_format(texts.at(some), _form(name), arrived=arrived, zone=zone)
+        if found is not None:
+            texts.take(some, found)
 
 
 def _trimmed(parsed: pl.DataFrame) -> pl.DataFrame:
@@ -488,7 +548,7 @@ def _trimmed(parsed: pl.DataFrame) -> pl.DataFrame:
 
 
 def _parse_wrapped(
-    raw: pl.Series, name: str, inner: tuple[str, ...], *, arrived: datetime, zone: str
+    raw: pl.Series, name: str, inner: _MayHave, *, arrived: datetime, zone: str
 ) -> pl.DataFrame:
     """Wrapped lines: the wrapper's time, the columns of the inner text, and the wrapper's names where the
     text has none."""
@@ -531,17 +591,15 @@ def _parse_format(raw: pl.Series, form: Format, *, arrived: datetime, zone: str)
     if "logger" in groups.columns:
         service = columns.get("service", groups["logger"])
         columns["service"] = service.zip_with(service.str.len_bytes().fill_null(0) > 0, groups["logger"])
-    out = pl.DataFrame(columns)
-    chosen = {
-        name: pl.lit(None, dtype=RAW_SCHEMA[name]).alias(name) for name in _PARSED if name not in columns
-    }
-    # an empty header field is an absent one
-    chosen |= {
-        name: pl.when(pl.col(name) != "").then(name)
-        for name in ("host", "process", "service")
-        if name in columns
-    }
-    return out.select([chosen.get(name, pl.col(name)) for name in _PARSED])
+    out = []
+    for name in _PARSED:
+        column = columns.get(name)
+        if column is None:
+            column = pl.Series([None], dtype=RAW_SCHEMA[name]).new_from_index(0, raw.len())
+        elif name in ("host", "process", "service") and column.min() == "":
+            column = column.set(column == "", None)  # an empty header field is an absent one
+        out.append(column.alias(name))
+    return pl.DataFrame(out)
 
 
 def _header(raw: pl.Series, form: Format) -> pl.DataFrame:
@@ -590,7 +648,8 @@ def _captured(raw: pl.Series, pattern: str) -> pl.DataFrame:
         groups.alias("groups"), text.str.strip_prefix(groups.struct.field(_HEAD)).alias("message")
     )
     found = spread(raw, parsed).struct.unnest()
-    return found["groups"].struct.unnest().drop(_HEAD).with_columns(found["message"])
+    parts = [part for part in found["groups"].struct.unnest().get_columns() if part.name != _HEAD]
+    return pl.DataFrame([*parts, found["message"]])
 
 
 def _level(groups: pl.DataFrame, form: Format) -> pl.Series:
@@ -598,11 +657,11 @@ def _level(groups: pl.DataFrame, form: Format) -> pl.Series:
     for name in ("level", "level_2", "level_3"):
         if name in groups.columns and groups[name].null_count() < groups.height:
             level = _filled(level, _named(groups[name], form))
-    if "pri" in groups.columns:
+    if "pri" in groups.columns and groups["pri"].null_count() < groups.height:
         severity = groups["pri"].cast(pl.Int32, strict=False) % 8
         found = severity.replace_strict(dict(enumerate(_SYSLOG_LEVELS)), default=None, return_dtype=pl.String)
         level = _filled(level, found)
-    if "status" in groups.columns:
+    if "status" in groups.columns and groups["status"].null_count() < groups.height:
         status = groups["status"].cast(pl.Int32, strict=False)
         by_status = (
             pl.when(pl.col("status") >= 500)

@@ -56,6 +56,7 @@ _ALARM: Final = (
 # The header of a slow query of MySQL: the second line may stand alone.
 _SLOW_TIME, _SLOW_USER = "# Time: ", "# User@Host: "
 _CRI_PARTIAL: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[^ ]+ (?:stdout|stderr) P(?: |$)"
+DOCUMENTS: Final = ("envelope",)  # the formats of a collector's objects, without those of their lines
 _DOCKER_BEGIN: Final = '{"log":"'
 _DOCKER_LINE_END: Final = r'\\n","stream":"'
 _PARTIAL: Final = frozenset(("cri", "docker"))  # wrappers that cut long lines
@@ -343,7 +344,7 @@ def are_records(lines: pl.Series, formats: tuple[str, ...]) -> pl.Series:
     """True for lines that are a record each, by the formats of earlier lines of their source.
 
     False also where it takes a closer look: a line may have a format that the earlier ones had not."""
-    if any(map(is_layout, formats)) or (BLOCKS | _PARTIAL) & set(formats):
+    if _takes_a_look(formats):
         return pl.repeat(False, lines.len(), dtype=pl.Boolean, eager=True)
     short = lines.str.len_bytes() <= MAX_RECORD_BYTES
     if not formats:
@@ -352,6 +353,16 @@ def are_records(lines: pl.Series, formats: tuple[str, ...]) -> pl.Series:
         short &= ~lines.str.contains(_MAY_BE_TIMED)
     short &= ~lines.str.starts_with(_DOCKER_BEGIN)
     return short & head_mask(inner_lines(lines, formats), formats)
+
+
+def are_read_as_documents(formats: tuple[str, ...]) -> bool:
+    """Whether a line that is a record by DOCUMENTS is one by these formats as well."""
+    return DOCUMENTS[0] in formats and not _takes_a_look(formats) and set(OWNED).isdisjoint(formats)
+
+
+def _takes_a_look(formats: tuple[str, ...]) -> bool:
+    """Whether the lines around a line tell what it belongs to."""
+    return any(map(is_layout, formats)) or not (BLOCKS | _PARTIAL).isdisjoint(formats)
 
 
 def split_text(text: str, cap: int = MAX_RECORD_BYTES) -> Iterator[str]:

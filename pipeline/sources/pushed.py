@@ -1,7 +1,7 @@
 """Pushed lines and records to the columns of RAW_SCHEMA, framed as in a file."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,7 +13,7 @@ from pipeline.records.columns import gathered, parted
 from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
 from pipeline.records.schema import UTC_US, with_missing_columns
 from pipeline.sources.formats import detect
-from pipeline.sources.framing import Framer, are_records
+from pipeline.sources.framing import DOCUMENTS, Framer, are_read_as_documents, are_records
 
 # How long, and for how many batches, the formats that one batch told are those of its workload.
 TRUSTED_S: Final = 60.0
@@ -106,17 +106,35 @@ def _formats_in(rows: pl.DataFrame) -> tuple[str, ...]:
 def _fitting(parts: Sequence[pl.DataFrame], expected: Sequence[tuple[str, ...] | None]) -> list[bool]:
     """Whether each unparsed record of a part is plainly one of the part's expected formats."""
     fit = [formats is not None for formats in expected]
+    of_documents: list[int] = []
     by_formats: dict[tuple[str, ...], list[int]] = {}
     for number, formats in enumerate(expected):
         if formats is not None:
             by_formats.setdefault(formats, []).append(number)
+            if are_read_as_documents(formats):
+                of_documents.append(number)
+    # The objects of a collector are alike, whatever lines they hold.
+    documents = set(_fitting_ones(parts, of_documents, DOCUMENTS))
     for formats, numbers in by_formats.items():
-        some = gathered([parts[number] for number in numbers], ["raw", "message"])
-        fits = some["message"].is_not_null() | are_records(some["raw"], formats)
-        heights = [parts[number].height for number in numbers]
-        for number, answers in zip(numbers, parted(fits, heights), strict=True):
-            fit[number] = bool(answers.all())
+        left = [number for number in numbers if number not in documents]
+        fitting = set(_fitting_ones(parts, left, formats))
+        for number in left:
+            fit[number] = number in fitting
     return fit
+
+
+def _fitting_ones(
+    parts: Sequence[pl.DataFrame], numbers: Sequence[int], formats: tuple[str, ...]
+) -> Iterator[int]:
+    """The numbers of the parts whose unparsed records are plainly of these formats."""
+    if not numbers:
+        return
+    some = gathered([parts[number] for number in numbers], ["raw", "message"])
+    fits = some["message"].is_not_null() | are_records(some["raw"], formats)
+    heights = [parts[number].height for number in numbers]
+    for number, answers in zip(numbers, parted(fits, heights), strict=True):
+        if answers.all():
+            yield number
 
 
 def framed_alike(batches: Sequence[PushedLines], formats: tuple[str, ...]) -> list[pl.DataFrame | None]:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import polars as pl
 import pytest
 import zstandard
@@ -19,7 +20,7 @@ from pipeline.records.levels import LEVELS
 from pipeline.records.schema import RAW_SCHEMA, raw_frame
 from pipeline.sources import formats
 from pipeline.sources.files import read_file
-from pipeline.sources.formats import NAMES, detect, guesses, head_mask, parse
+from pipeline.sources.formats import NAMES, are_ordered, detect, guesses, head_mask, parse, parse_each
 from pipeline.sources.formats_text import Format
 from pipeline.sources.formats_text_more import TEXT_FORMATS
 from pipeline.sources.framing import Framer
@@ -231,6 +232,24 @@ def test_all_formats_in_one_file_each_find_their_lines() -> None:
     together = parsed(lines, NAMES)
     apart = pl.concat([parsed_alone(line) for line in lines])
     # a wrapper reads inside lines of whatever formats the file has, so the two ways agree
+    alone = apart["timed"]
+    assert together.drop("line", "timestamp", "timed").equals(apart.drop("line", "timestamp", "timed"))
+    assert together["timestamp"].filter(alone).equals(apart["timestamp"].filter(alone))
+
+
+def test_lines_that_each_have_formats_of_their_own_are_read_as_each_alone() -> None:
+    strays = [
+        "2026-11-19 08:09:10 no table",
+        "no format",
+        '{"log":"2026-11-19 08:09:10 x","stream":"stdout"}',
+    ]
+    lines = [e[1] for e in EXAMPLES[::12]] + strays
+    found = [names if are_ordered(names) else () for names in map(detect, lines)]
+    found[-3:] = ("syslog",), ("iso", "hdfs"), ("envelope", "hdfs")
+    plans = list(dict.fromkeys(found))
+    which = np.array([plans.index(names) for names in found])
+    together = parse_each(raw_frame(lines), plans, which, arrived=ARRIVED, zone="UTC")
+    apart = pl.concat([parsed([line], names) for line, names in zip(lines, found, strict=True)])
     alone = apart["timed"]
     assert together.drop("line", "timestamp", "timed").equals(apart.drop("line", "timestamp", "timed"))
     assert together["timestamp"].filter(alone).equals(apart["timestamp"].filter(alone))

@@ -11,7 +11,7 @@ from pipeline.records.batch import Purpose
 from pipeline.records.delivery import Meta
 from pipeline.records.pushed import PushedRecords
 from pipeline.sources import formats, pushed
-from pipeline.sources.pushed import KnownFormats, framed, framed_records
+from pipeline.sources.pushed import KnownFormats, framed, framed_by_workload, framed_records
 
 META = Meta(source="push", source_key="0" * 16, purpose=Purpose.SCORE, arrived=datetime(2026, 11, 25, tzinfo=UTC),
             formats=(), zone="UTC")  # fmt: skip
@@ -58,6 +58,31 @@ def test_the_formats_of_a_workload_are_looked_for_again_when_a_record_has_anothe
     found = [framed_records(records, "w", known)[1] for records in (iso, iso, other, other)]
     assert found[0] == found[1] != found[2]
     assert len(looks) == 3, "a line in Docker's wrapper always takes a look"
+
+
+def test_the_records_of_several_workloads_have_the_formats_that_each_would_have_alone() -> None:
+    inside = {
+        "iso": "2026-11-25 10:00:00 INFO started",
+        "hdfs": "081109 203615 148 INFO dfs.DataNode$PacketResponder: closing",
+        "plain": "nothing known",
+        "docker": "2026-11-25 10:00:00 INFO started",
+        "json": "",
+    }
+    around = {
+        name: f'{{"stream":"stdout","log":"{line}","kubernetes":{{"pod_name":"p"}}}}'
+        for name, line in inside.items()
+    }
+    around["docker"] = '{"log":"a","stream":"stdout","time":"2026-11-25T10:00:00.5Z"}'
+    around["json"] = '{"level":"info","msg":"a"}'
+    changed = around | {"hdfs": around["docker"], "plain": inside["iso"], "json": around["iso"]}
+    together, alone = KnownFormats(), KnownFormats()
+    for texts in (around, around, changed, around):
+        names = [name for name in texts for _ in range(3)]
+        several = PushedRecords([None] * len(names), raws=[texts[name] for name in names], workloads=names)
+        for workload, rows, found in framed_by_workload(several, together):
+            one = PushedRecords([None] * 3, raws=[texts[workload]] * 3)
+            assert found == framed_records(one, workload, alone)[1], workload
+            assert rows["raw"].to_list() == [texts[workload]] * 3
 
 
 def test_no_formats_are_looked_for_in_records_that_have_their_messages(
