@@ -24,7 +24,7 @@ from pipeline.records.levels import ERROR_LEVELS, LEVELS
 from pipeline.records.schema import is_timed
 from pipeline.records.verdict import UNCLASSIFIED, Reason
 from pipeline.records.wire import Codec
-from pipeline.watching.table import ObservedTable, Schema
+from pipeline.watching.table import FEW_ROWS, ObservedTable, Schema
 from pipeline.watching.values.sampling import SLOT_S, VALUES, ValueSample, value_texts
 
 # More than the largest batch in use has with four keys a record come from a mistaken session key.
@@ -341,6 +341,10 @@ def _by_number(schema: Schema, found: pl.DataFrame, most: int) -> dict[int, Obse
     numbers, starts = np.unique(found["of"].to_numpy(), return_index=True)
     bounds = itertools.pairwise([*starts.tolist(), found.height])
     table = ObservedTable.of(schema, found)
+    if found.height <= FEW_ROWS * numbers.size:
+        table = ObservedTable(
+            schema, table.columns
+        )  # a slice of a frame is a query, and its lists are asked for
     return {
         number: table.slice(begin, min(end, begin + most))
         for number, (begin, end) in zip(numbers.tolist(), bounds, strict=True)

@@ -14,7 +14,7 @@ from pipeline.errors import BadPayload
 from pipeline.records.schema import pack_frame, unpack_frame
 
 # Up to so many rows, columns as msgpack are packed in a tenth of the time of an Arrow file, and not larger.
-_FEW_ROWS: Final = 256
+FEW_ROWS: Final = 256
 _COLUMNS: Final = b"C"  # begins such a table; an Arrow file begins with ARROW1
 _FRAME_BYTES: Final = 64 << 20
 # A list of each type, as msgspec checks it.
@@ -112,7 +112,7 @@ class ObservedTable:
         """Empty for a table without rows."""
         if not self:
             return b""
-        if self.height > _FEW_ROWS and self.schema.framed:
+        if self.height > FEW_ROWS and self.schema.framed:
             return pack_frame(self.frame())
         return _COLUMNS + msgspec.msgpack.encode(list(self.columns.values()))
 
