@@ -1,18 +1,20 @@
 """The pace of stage ingest where few records come: batches gather, so that one pass takes several.
 
 A pass costs 20 to 30 ms of processor time however few records it has. Where the intake accepts a window five
-times a second, passes of their own took a fifth of a core. So two small passes may begin in a second, and
-each takes along what waits by then. A few may begin sooner after a pause: a person who sends a line waits
-for nothing.
+times a second, passes of their own took a fifth of a core. So one small pass may begin in a second, and it
+takes along what waits by then. A few may begin sooner after a pause: a person who sends a line waits
+for nothing. A group takes 64 batches at most, so many small batches a second are no trickle either.
 """
 
 import time
 from collections.abc import Callable
 from typing import Final
 
-PASSES_PER_S: Final = 2.0  # small ones, over time
+PASSES_PER_S: Final = 1.0  # small ones, over time
 AT_ONCE: Final = 3.0  # small ones after a pause
-SMALL: Final = 1_000  # records of a pass whose lines cost less than the pass
+# A pass of so many records or batches costs more by them than by itself, so its stream is no trickle.
+SMALL: Final = 2_000
+FEW_BATCHES: Final = 32
 
 
 class PassPace:
@@ -29,10 +31,11 @@ class PassPace:
         if (tokens := self._refilled()) < 1.0:
             self._sleep((1.0 - tokens) / PASSES_PER_S)
 
-    def began(self, records: int) -> None:
-        """A pass of so many records began. A large one gives all tokens back: there is no trickle."""
+    def began(self, records: int, batches: int = 1) -> None:
+        """A pass of so many records of so many batches began. A large one gives all tokens back."""
         tokens = self._refilled()
-        self._tokens = max(0.0, tokens - 1.0) if records < SMALL else AT_ONCE
+        small = records < SMALL and batches < FEW_BATCHES
+        self._tokens = max(0.0, tokens - 1.0) if small else AT_ONCE
 
     def _refilled(self) -> float:
         now = self._clock()

@@ -43,7 +43,7 @@ def _begin(context: Context, claims: Sequence[Claim]) -> Iterator[Found]:
     """The next stage of each batch with unknown lines, then the results of the others.
 
     Of a batch of several workloads, those with unknown lines become batches of their own."""
-    context.pace.began(sum(claim.records for claim in claims))
+    context.pace.began(sum(claim.records for claim in claims), len(claims))
     batches = frontend.prepared_batches(context, claims, [None] * len(claims))
     versions = versions_for(context, [batch.claim for batch in batches])
     works = detect.distinct_all([batch.records for batch in batches], versions)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.messages.pace import AT_ONCE, PASSES_PER_S, SMALL, PassPace
+from pipeline.messages.pace import AT_ONCE, FEW_BATCHES, PASSES_PER_S, SMALL, PassPace
 
 
 class Time:
@@ -37,7 +37,7 @@ def passes(pace: PassPace, time: Time, number: int, *, records: int, every_s: fl
     return time.now - began
 
 
-def test_a_trickle_has_two_passes_a_second(pace: PassPace, time: Time) -> None:
+def test_a_trickle_has_few_passes(pace: PassPace, time: Time) -> None:
     seconds = passes(pace, time, 103, records=190, every_s=0.001)
     assert seconds == pytest.approx((103 - AT_ONCE) / PASSES_PER_S, rel=0.01)
     assert max(time.slept) <= 1.0 / PASSES_PER_S
@@ -55,6 +55,14 @@ def test_batches_now_and_then_do_not_wait(pace: PassPace, time: Time) -> None:
 
 def test_large_passes_do_not_wait(pace: PassPace, time: Time) -> None:
     passes(pace, time, 1_000, records=SMALL)
+    assert time.slept == []
+
+
+def test_many_small_batches_do_not_wait(pace: PassPace, time: Time) -> None:
+    """A group has at most 64 of them: at a pass a second there would be no more in a second."""
+    for _ in range(1_000):
+        pace.wait()
+        pace.began(FEW_BATCHES, FEW_BATCHES)
     assert time.slept == []
 
 
