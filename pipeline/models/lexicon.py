@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -79,7 +79,7 @@ def rectangles(start: Ints, room: int) -> Iterator[tuple[Ints, Bools]]:
         stop = begin
 
 
-class _Rows:
+class RaggedRows:
     """A growing array of rows of different lengths."""
 
     def __init__(self) -> None:
@@ -89,10 +89,12 @@ class _Rows:
 
     def add(self, rows: Sequence[Sequence[int]]) -> None:
         length = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-        first = len(self.flat) + np.cumsum(length) - length
-        flat: Any = np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=int(length.sum()))
+        self.add_flat(np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=int(length.sum())), length)
+
+    def add_flat(self, flat: Ints, length: Ints) -> None:
+        """Rows of these lengths, one after the other."""
+        self._first = np.concatenate([self._first, len(self.flat) + np.cumsum(length) - length])
         self.flat = np.concatenate([self.flat, flat])
-        self._first = np.concatenate([self._first, first])
         self._length = np.concatenate([self._length, length])
 
     def take(self, rows: Ints) -> tuple[Ints, Ints, Ints]:
@@ -106,16 +108,17 @@ class _Rows:
 class Lexicon:
     """A cache from words to pieces. Thread-safe.
 
-    `describe` gives an integer and marks of the caller's for each word, once.
+    `describe` is asked once for each word: an integer of the caller's (W,), the marks of all words one after
+    the other (M,), and how many each word has (W,). No two threads are in it at a time.
     """
 
     def __init__(
         self,
         tokenizer: LineTokenizer,
-        describe: Callable[[str], tuple[int, Sequence[int]]] = lambda _word: (0, ()),
+        describe: Callable[[Sequence[str]], tuple[Ints, Ints, Ints]] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
-        self._describe = describe
+        self._describe = describe or _undescribed
         self._lock = threading.Lock()
         self._fixed = np.zeros(tokenizer.vocab_size, dtype=np.bool_)
         self._fixed[sorted(tokenizer.fixed)] = True
@@ -123,7 +126,7 @@ class Lexicon:
 
     def _clear(self) -> None:
         self._number: dict[str, int] = {}
-        self._pieces, self._marks = _Rows(), _Rows()
+        self._pieces, self._marks = RaggedRows(), RaggedRows()
         self._flags = np.empty(0, dtype=np.int64)
 
     def encode(self, lines: Sequence[str]) -> EncodedLines:
@@ -172,8 +175,13 @@ class Lexicon:
 
     def _learn(self, words: Sequence[str]) -> None:
         self._pieces.add(self.tokenizer.pieces(words))
-        described = [self._describe(word) for word in words]
-        self._marks.add([marks for _, marks in described])
-        self._flags = np.concatenate([self._flags, np.array([flags for flags, _ in described])])
+        flags, marks, length = self._describe(words)
+        self._marks.add_flat(marks, length)
+        self._flags = np.concatenate([self._flags, flags])
         count = len(self._number)
         self._number.update(zip(words, range(count, count + len(words)), strict=True))
+
+
+def _undescribed(words: Sequence[str]) -> tuple[Ints, Ints, Ints]:
+    none = np.zeros(len(words), dtype=np.int64)
+    return none, none[:0], none

@@ -25,8 +25,8 @@ from pipeline.models.encoder.pretrained import PretrainedTokenizer
 from pipeline.models.evidence import Evidence
 from pipeline.models.lexicon import EncodedLines, Lexicon
 from pipeline.models.novelty import Novelty
-from pipeline.models.prior import SeverityPrior, Spoken, word_marks
-from pipeline.models.severity import names_failure, severity_words
+from pipeline.models.prior import Ints, PieceMarks, SeverityPrior, Spoken
+from pipeline.models.severity import severity_words
 from pipeline.models.tokenizer import READ_CHARS, LineTokenizer
 
 _AT_ONCE: Final = 2048  # lines; bounds what is encoded at a time
@@ -121,6 +121,7 @@ class LineModel:
         self._novelty = novelty
         self._prior = prior
         self._masks = re.compile("|".join(map(re.escape, tokenizer.tokens)) or r"(?!)", re.IGNORECASE)
+        self._spelt = PieceMarks()  # under the lexicon's lock
         self._lexicon = Lexicon(tokenizer, self._describe)
 
     @classmethod
@@ -206,13 +207,13 @@ class LineModel:
 
         return masked_surprisals(self.network, lines, self.device)
 
-    def _describe(self, word: str) -> tuple[int, Sequence[int]]:
-        """The flags of a word, and its marks for the prior; the lexicon asks once per word."""
-        says = self._says(word)
-        unseen = says and _normal(word) not in self._words
-        pieces, marks = word_marks(word)
-        flags = _SAYS * says | _UNSEEN * unseen | _SEVERE * names_failure(word)
-        return flags | pieces << _COUNT, marks
+    def _describe(self, words: Sequence[str]) -> tuple[Ints, Ints, Ints]:
+        """The flags of words, and their marks for the prior; the lexicon asks once per word."""
+        known, says = self._words, list(map(self._says, words))
+        unseen = [said and _normal(word) not in known for word, said in zip(words, says, strict=True)]
+        pieces, fails, marks, length = self._spelt.read(words)
+        flags = _SAYS * np.array(says) | _UNSEEN * np.array(unseen) | _SEVERE * fails
+        return flags | pieces << _COUNT, marks, length
 
     def _says(self, word: str) -> bool:
         """Whether a word holds more than masks and punctuation."""

@@ -20,7 +20,16 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import BadBundle
-from pipeline.models.severity import GRAVE_WORDS, all_well, may_be_severe, severity_words, trouble
+from pipeline.models.lexicon import RaggedRows
+from pipeline.models.severity import (
+    GRAVE_WORDS,
+    all_well,
+    is_sign,
+    may_be_severe,
+    names_failure,
+    severity_words,
+    trouble,
+)
 
 _FORMAT: Final = 1
 _HASHED: Final = 1 << 15  # buckets for words; logs were seen to have some thousand
@@ -44,15 +53,18 @@ _WORDS_MOST: Final = 64  # of a line
 _KIND_BITS: Final = 29  # of a mark; the bits above hold the kind of sign
 _STEM: Final = 5  # letters: connect, connection, connected
 _PIECE: Final = re.compile(r"<[A-Z0-9_*]+>|[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_PIECE_OR_GAP: Final = re.compile(f"{_PIECE.pattern}| ")
+_PIECES_MOST: Final = 65_536  # cached
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 Bag = tuple[tuple[int, float], ...]  # (feature, value) of a line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spoken:
-    """The marks of the words of lines, from `word_marks`."""
+    """The marks of the words of lines, from `PieceMarks`."""
 
     line: Ints  # (M,) the line of a mark, ascending.
     mark: Ints  # (M,).
@@ -251,13 +263,11 @@ def _named(line: str) -> str | None:
 
 def _spoken(texts: Sequence[str]) -> Spoken:
     words = [text.split() for text in texts]
-    met = [word_marks(word) for of_line in words for word in of_line]
     line = np.repeat(np.arange(len(texts)), [len(of_line) for of_line in words])
-    size = np.fromiter((len(marks) for _, marks in met), np.int64, len(met))
-    pieces = np.fromiter((count for count, _ in met), np.float64, len(met))
+    pieces, _, marks, length = PieceMarks().read(list(chain.from_iterable(words)))
     return Spoken(
-        line=np.repeat(line, size),
-        mark=np.fromiter(chain.from_iterable(marks for _, marks in met), np.int64, int(size.sum())),
+        line=np.repeat(line, length),
+        mark=marks,
         pieces=np.bincount(line, pieces, len(texts)).astype(np.int64),
     )
 
@@ -266,23 +276,60 @@ def _rounded(logits: Floats) -> list[float]:
     return cast("list[float]", np.clip(logits, -_LOGIT_MOST, _LOGIT_MOST).round(4).tolist())
 
 
-def word_marks(word: str) -> tuple[int, tuple[int, ...]]:
-    """The number of pieces of a word, and their marks. No piece reaches over white space."""
-    pieces = [p for p in _PIECE.findall(word) if p[0] != "<"]
-    if len(pieces) == 1:
-        return 1, _features(pieces[0])
-    return len(pieces), tuple(chain.from_iterable(map(_features, pieces)))
+class PieceMarks:
+    """What the pieces of words say, each distinct piece read once. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self._number: dict[str, int] = {}
+        self._marks = RaggedRows()
+        self._fails = self._masks = np.empty(0, dtype=np.bool_)
+        self._learn([" "])  # number 0, the gap between two words
+
+    def read(self, words: Sequence[str]) -> tuple[Ints, Bools, Ints, Ints]:
+        """The number of pieces of each word (W,), whether one `names_failure` (W,), the marks of all words
+        one after the other (M,), and how many each word has (W,). Words hold no white space.
+        """
+        count = len(words)
+        pieces = _PIECE_OR_GAP.findall(" ".join(words))  # no piece reaches over white space
+        if len(self._number) > _PIECES_MOST:
+            self._clear()
+        if new := [piece for piece in dict.fromkeys(pieces) if piece not in self._number]:
+            self._learn(new)
+        number = np.fromiter(map(self._number.__getitem__, pieces), dtype=np.int64, count=len(pieces))
+        word = np.cumsum(number == 0)
+        marks, of, _ = self._marks.take(number)
+        speaks = np.bincount(word[number > 0], minlength=count)
+        return (
+            speaks - np.bincount(word[self._masks[number]], minlength=count),
+            np.bincount(word[self._fails[number]], minlength=count) > 0,
+            marks,
+            np.bincount(word[of], minlength=count),
+        )
+
+    def _learn(self, pieces: Sequence[str]) -> None:
+        count = len(self._number)
+        self._number.update(zip(pieces, range(count, count + len(pieces)), strict=True))
+        self._marks.add([() if piece[0] in "< " else _features(piece) for piece in pieces])
+        self._fails = np.append(self._fails, [names_failure(piece) for piece in pieces])
+        self._masks = np.append(self._masks, [piece[0] == "<" for piece in pieces])
 
 
 @lru_cache(maxsize=65_536)
 def _features(piece: str) -> tuple[int, ...]:
     """The marks of a piece: buckets of its word and stem, and each kind of sign with a hash of the piece."""
     word = piece.lower()
-    names = [f"w:{word}"] * (len(word) > 1) + [f"s:{word[:_STEM]}"] * (len(word) > _STEM)
-    marks = [_FIXED + zlib.crc32(n.encode()) % _HASHED for n in names]
-    this = zlib.crc32(piece.encode()) >> (32 - _KIND_BITS)
-    if trouble(word):
-        marks.append(_TROUBLE << _KIND_BITS | this)
-    if all_well(word):
-        marks.append(_WELL << _KIND_BITS | this)
+    marks = []
+    if len(word) > 1:
+        marks.append(_FIXED + zlib.crc32(f"w:{word}".encode()) % _HASHED)
+    if len(word) > _STEM:
+        marks.append(_FIXED + zlib.crc32(f"s:{word[:_STEM]}".encode()) % _HASHED)
+    if is_sign(word):
+        this = zlib.crc32(piece.encode()) >> (32 - _KIND_BITS)
+        if trouble(word):
+            marks.append(_TROUBLE << _KIND_BITS | this)
+        if all_well(word):
+            marks.append(_WELL << _KIND_BITS | this)
     return tuple(marks)

@@ -73,6 +73,7 @@ _CALM: Final = frozenset((
     "receiv", "sent", "saved", "updated", "healthy", "done", "granted", "info",
 ))
 # fmt: on
+_WEAK_SIGNS: Final = _TROUBLE | _CALM
 # A number that opens the line or a clause counts what follows: `<NUM> double-hummer alignment exceptions`.
 _NUMBER_BEFORE: Final = re.compile(r"(?:<NUM>|\b\d+)\s+$|(?:^|[,;:(]\s*)(?:<NUM>|\d+)\s+(?:[\w-]+\s+){1,2}$")
 _NUMBER_AFTER: Final = re.compile(r"(?:_?counts?)?\"?\s*(?:=|:)\s*(?:<NUM>|0\b|\[\]|\"\")")
@@ -119,7 +120,7 @@ def may_be_severe(word: str) -> bool:
 
 def names_failure(word: str) -> bool:
     """As `may_be_severe` for a word without white space, but `forerunner` does not count as `err` in it."""
-    return not _ANY_OF.isdisjoint([piece.lower() for piece in _PIECE.findall(word)])
+    return any(piece.lower() in _ANY_OF for piece in _PIECE.findall(word))
 
 
 def severity_words(masked: str) -> str | None:
@@ -154,6 +155,11 @@ def severity_words(masked: str) -> str | None:
         ):
             return word
     return None
+
+
+def is_sign(word: str) -> bool:
+    """Whether `trouble` or `all_well` holds of a lower-case word."""
+    return _begins_with(word, _WEAK_SIGNS)
 
 
 def trouble(word: str) -> bool:
