@@ -422,7 +422,7 @@ def members_of(text: str) -> dict[str, msgspec.Raw] | None:
         return None
 
 
-def text_of(value: bytes) -> str:
+def member_text(value: bytes) -> str:
     """Of a member that is a text."""
     return _TEXT.decode(value)
 

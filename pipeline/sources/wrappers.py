@@ -205,7 +205,7 @@ class _Contents:
                 if not name or key < name:
                     name, line = key, value
             elif is_text and key in pairs.TIME_PLACES:
-                times.append((pairs.TIME_PLACES[key], pairs.text_of(value)))
+                times.append((pairs.TIME_PLACES[key], pairs.member_text(value)))
             elif key in _INNER or pairs.is_telling(key):
                 others.append((key, value))
         known = tuple(others)
@@ -213,7 +213,7 @@ class _Contents:
         if which is None:
             which = self._known[known] = len(self._distinct)
             self._distinct.append(_beside(pairs.pairs_in(pairs.object_of(others))))
-        self._add(which, name, pairs.text_of(line) if name else None, times)
+        self._add(which, name, pairs.member_text(line) if name else None, times)
 
     def _add(self, which: int, key: str, line: str | None, times: list[tuple[int, str]]) -> None:
         beside = self._distinct[which]
