@@ -9,8 +9,9 @@ document of the page before, and documents that were yielded already are dropped
 number of shards."""
 
 import json
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from pipeline.opensearch.client import reason_of, translate_errors
 
 PAGE_SIZE: Final = 5_000
 MAX_SIZE: Final = 10_000  # the default of index.max_result_window
+AHEAD_BYTES: Final = 32 << 20  # of answers that wait; about 100,000 short documents
 KEEP_ALIVE: Final = "2m"  # renewed by every page; longer than the work on a page
 _REOPEN: Final = 3  # times in a row
 _FEW: Final = 32  # documents with the same number: at most one a shard
@@ -78,50 +80,91 @@ def pages(
     after: Sequence[int] | None = None,
     decode: Decode = loose,
     preference: str = "",
+    ahead: int = 1,
 ) -> Iterator[pl.DataFrame]:
     """Pages of the documents that match `query`, decoded by `decode`, with `fields` of their source.
 
     `sort` are clauses before `_seq_no`, with integer values (dates are milliseconds). `after` are sort values
-    to continue from, exclusive (see `at`). `preference` picks shards. A thread prefetches the next page, so
-    about two pages are in memory. A pattern without an index has no pages.
+    to continue from, exclusive (see `at`). `preference` picks shards. A thread prefetches up to `ahead`
+    pages, of AHEAD_BYTES together or else one, so by default about two pages are in memory. A pattern without
+    an index has no pages.
 
     A document that exists at the begin of the scan comes exactly once, also if the point in time expires and
     is opened again. A document that is rewritten meanwhile has a new number and may come twice. Raises
     SourceUnavailable, also for a page with missing shards."""
     scan = _Scan(client, index, query=query, fields=fields, sort=sort, preference=preference)
-    fetcher = ThreadPoolExecutor(1, thread_name_prefix="opensearch-page")
+    fetcher = _Fetcher(scan, after, size, ahead)
     try:
-        place = None if after is None else list(after)
-        text = scan.fetch(place, size)
         yielded: set[tuple[str, str]] = set()  # at the keys where the next page begins
         while True:
+            text = fetcher.next_page()
             last = _last_sort(text)
             if last is None:
                 return
-            place = at(last)
-            following = fetcher.submit(scan.fetch, place, size)
             page = decode(text)
             full = page.height == size
             page = without_head(page, yielded)
             newly = at_end(page, last)
-            if page.is_empty():
-                if not full:
-                    return
-                size = _wider(size, index)
-                following.result()
-                following = fetcher.submit(scan.fetch, place, size)
-            else:
+            if not page.is_empty():
                 one_key = newly and page.height == len(newly)
                 yielded = yielded | newly if one_key else newly
                 yield page
             if not full:
-                following.cancel()
                 return
-            text = following.result()
+            if page.is_empty():
+                size = _wider(size, index)
+                fetcher.begin(at(last), size)
     finally:
         # The thread first: it may be opening the point in time to close.
-        fetcher.shutdown(wait=True, cancel_futures=True)
+        fetcher.end()
         scan.close()
+
+
+class _Fetcher:
+    """Fetches pages in a thread, some ahead of their reader. Each request needs the page before it alone."""
+
+    def __init__(self, scan: "_Scan", after: Sequence[int] | None, size: int, ahead: int) -> None:
+        self.scan, self.ahead = scan, ahead
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="opensearch-page")
+        self._coming: deque[Future[str]] = deque()
+        self._after: list[int] | None = None
+        self._size, self._ended = size, False
+        self.begin(None if after is None else list(after), size)
+
+    def begin(self, after: list[int] | None, size: int) -> None:
+        """Goes on behind these sort values, without the pages fetched ahead."""
+        for page in self._coming:
+            page.cancel()
+        self._coming.clear()
+        self._coming.append(self._thread.submit(self._first, after, size))
+
+    def next_page(self) -> str:
+        """The next answer as text, and those behind it are on their way; "" behind the last one."""
+        text = self._coming.popleft().result()
+        many = min(self.ahead, AHEAD_BYTES // max(1, len(text)))
+        while len(self._coming) < max(1, many):
+            self._coming.append(self._thread.submit(self._following))
+        return text
+
+    def end(self) -> None:
+        """Returns when the thread has ended."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    # The thread alone runs these, one behind another, so the second begins where the first ended.
+
+    def _first(self, after: list[int] | None, size: int) -> str:
+        self._after, self._size, self._ended = after, size, False
+        return self._following()
+
+    def _following(self) -> str:
+        if self._ended:
+            return ""
+        text = self.scan.fetch(self._after, self._size)
+        last = _last_sort(text)
+        # A source may hold the mark too, so many marks do not tell that the page is full.
+        self._ended = last is None or text.count(_SORT_MARK) < self._size
+        self._after = None if last is None else at(last)
+        return text
 
 
 class _Scan:

@@ -6,7 +6,7 @@ arrival time. `parse` tries formats in the order of their table, specific before
 `detect` is by frequency."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -74,6 +74,7 @@ BLOCKS: Final = frozenset(form.name for form in TEXT_FORMATS if form.block)
 _TEXTS: Final = frozenset(f.name for f in TEXT_FORMATS)
 _NAMED: Final = re.compile(r"\(\?P<\w+>")
 _PARSED: Final = ("timestamp", "level", "host", "process", "service", "message")
+_OF_HEADERS: Final = frozenset(_PARSED[:-1])
 NO_FORMAT: Final = "none"
 _HEAD: Final = "logweir_head"
 Rows = np.ndarray[tuple[int], np.dtype[np.intp]]
@@ -331,14 +332,21 @@ def head_mask(raw: pl.Series, formats: tuple[str, ...]) -> pl.Series:
 
 
 def parse(
-    records: pl.DataFrame, formats: tuple[str, ...], *, arrived: datetime, zone: str = "UTC"
+    records: pl.DataFrame,
+    formats: tuple[str, ...],
+    *,
+    arrived: datetime,
+    zone: str = "UTC",
+    headers: Set[str] = _OF_HEADERS,
 ) -> pl.DataFrame:
     """The rows with header columns and message filled; rows with a message only get a missing timestamp.
 
     A line without a time takes that of the line before it in its source, else the arrival; see `timed`.
-    `arrived` is aware; `zone` is the IANA zone of header times without offset. Raises BadInput for an unknown
-    zone or format name."""
-    return parse_each(records, [formats], np.zeros(records.height, np.intp), arrived=arrived, zone=zone)
+    `arrived` is aware; `zone` is the IANA zone of header times without offset. `headers` are the columns of
+    headers that the caller reads; null may stand in the others. Raises BadInput for an unknown zone or format
+    name."""
+    which = np.zeros(records.height, np.intp)
+    return parse_each(records, [formats], which, arrived=arrived, zone=zone, headers=headers)
 
 
 def parse_each(
@@ -348,6 +356,7 @@ def parse_each(
     *,
     arrived: datetime,
     zone: str,
+    headers: Set[str] = _OF_HEADERS,
 ) -> pl.DataFrame:
     """`parse` of records that have different formats: `which` tells the place of those of each record.
 
@@ -364,7 +373,9 @@ def parse_each(
         open_rows, which = records.filter(todo), which[todo.to_numpy()]
     open_rows, otherwise = _without_untimed(open_rows)
     may_have = _MayHave(tuple(map(_ordered, formats)), which)
-    parsed = _parse_text(uncoloured(open_rows["raw"]), may_have, arrived=arrived, zone=zone)
+    # A column that the producer has filled needs no header.
+    wanted = frozenset(name for name in headers if open_rows[name].null_count())
+    parsed = _parse_text(uncoloured(open_rows["raw"]), may_have, arrived=arrived, zone=zone, wanted=wanted)
     # values of the producer win
     complete = open_rows.with_columns([_filled(open_rows[name], parsed[name]) for name in _PARSED])
     if otherwise is not None:
@@ -500,8 +511,11 @@ class _Texts:
         return pl.concat(self._pieces)[np.argsort(np.concatenate(self._rows))]
 
 
-def _parse_text(raw: pl.Series, may_have: _MayHave, *, arrived: datetime, zone: str) -> pl.DataFrame:
-    """Columns `_PARSED` of each text; message is never null, timestamp null without a time."""
+def _parse_text(
+    raw: pl.Series, may_have: _MayHave, *, arrived: datetime, zone: str, wanted: Set[str]
+) -> pl.DataFrame:
+    """Columns `_PARSED` of each text; message is never null, timestamp null without a time. Of text formats
+    the columns of headers that are not `wanted` are null."""
     texts = _Texts(raw)
     for name in may_have.names():
         rows = np.flatnonzero(texts.is_open & may_have.has(name))
@@ -510,20 +524,22 @@ def _parse_text(raw: pl.Series, may_have: _MayHave, *, arrived: datetime, zone: 
         found: pl.DataFrame | None
         if name in WRAPPERS:
             inner = may_have.inside(name, rows)
-            found = _parse_wrapped(texts.at(rows), name, inner, arrived=arrived, zone=zone)
+            found = _parse_wrapped(texts.at(rows), name, inner, arrived=arrived, zone=zone, wanted=wanted)
         elif name in _PAIR_PARSERS:
             found = _PAIR_PARSERS[name](texts.at(rows), arrived=arrived, zone=zone)
         elif is_layout(name):
             found = parse_rows(texts.at(rows), read_layout(name), arrived=arrived, zone=zone)
         else:
-            found = _parse_format(texts.at(rows), _form(name), arrived=arrived, zone=zone)
+            found = _parse_format(texts.at(rows), _form(name), arrived=arrived, zone=zone, wanted=wanted)
         if found is not None:
             texts.take(rows, found)
-    _parse_strays(texts, may_have, arrived=arrived, zone=zone)
+    _parse_strays(texts, may_have, arrived=arrived, zone=zone, wanted=wanted)
     return _trimmed(texts.parsed())
 
 
-def _parse_strays(texts: _Texts, may_have: _MayHave, *, arrived: datetime, zone: str) -> None:
+def _parse_strays(
+    texts: _Texts, may_have: _MayHave, *, arrived: datetime, zone: str, wanted: Set[str]
+) -> None:
     """Takes lines of a format that the sample did not show, where they begin with a written-out time or a
     level.
 
@@ -537,7 +553,7 @@ def _parse_strays(texts: _Texts, may_have: _MayHave, *, arrived: datetime, zone:
         some = rows[(texts.is_open & ~may_have.has(name))[rows]]
         if not some.size:
             continue
-        found = _parse_format(texts.at(some), _form(name), arrived=arrived, zone=zone)
+        found = _parse_format(texts.at(some), _form(name), arrived=arrived, zone=zone, wanted=wanted)
         if found is not None:
             texts.take(some, found)
 
@@ -548,13 +564,13 @@ def _trimmed(parsed: pl.DataFrame) -> pl.DataFrame:
 
 
 def _parse_wrapped(
-    raw: pl.Series, name: str, inner: _MayHave, *, arrived: datetime, zone: str
+    raw: pl.Series, name: str, inner: _MayHave, *, arrived: datetime, zone: str, wanted: Set[str]
 ) -> pl.DataFrame:
     """Wrapped lines: the wrapper's time, the columns of the inner text, and the wrapper's names where the
     text has none."""
     wrapped = unwrap(raw, name, arrived=arrived, zone=zone)
     texts = wrapped["inner"]
-    found = _parse_text(texts.fill_null(""), inner, arrived=arrived, zone=zone)
+    found = _parse_text(texts.fill_null(""), inner, arrived=arrived, zone=zone, wanted=wanted)
     columns = [
         _filled(wrapped["timestamp"], found["timestamp"]).alias("timestamp"),
         *(
@@ -567,9 +583,11 @@ def _parse_wrapped(
     return found.with_columns(columns)
 
 
-def _parse_format(raw: pl.Series, form: Format, *, arrived: datetime, zone: str) -> pl.DataFrame | None:
+def _parse_format(
+    raw: pl.Series, form: Format, *, arrived: datetime, zone: str, wanted: Set[str]
+) -> pl.DataFrame | None:
     """Columns of one format; message is null for other lines. None if no line matches."""
-    groups = _header(raw, form)
+    groups = _header(raw, form, message_only=not wanted and not isinstance(form, DeclaredFormat))
     message = groups["message"]
     if form.whole:
         message = raw.set(message.is_null(), None).alias("message")
@@ -578,13 +596,16 @@ def _parse_format(raw: pl.Series, form: Format, *, arrived: datetime, zone: str)
     if message.null_count() == message.len():
         return None
     columns: dict[str, pl.Series] = {"message": message}
-    if isinstance(form, DeclaredFormat):
+    if "timestamp" not in wanted:
+        pass
+    elif isinstance(form, DeclaredFormat):
         if "time" in groups.columns:
             times = read_form(groups["time"], form.form, arrived=arrived, zone=form.zone or zone)
             columns["timestamp"] = times
     elif form.clock is not None:
         columns["timestamp"] = to_utc(groups, form.clock, arrived=arrived, zone=zone)
-    columns["level"] = _level(groups, form)
+    if "level" in wanted:
+        columns["level"] = _level(groups, form)
     for name in ("host", "process", "service"):
         if name in groups.columns:
             columns[name] = groups[name]
@@ -602,11 +623,11 @@ def _parse_format(raw: pl.Series, form: Format, *, arrived: datetime, zone: str)
     return pl.DataFrame(out)
 
 
-def _header(raw: pl.Series, form: Format) -> pl.DataFrame:
+def _header(raw: pl.Series, form: Format, *, message_only: bool = False) -> pl.DataFrame:
     """The groups of the format's pattern; `usual` finds those of most texts."""
     pattern = "(?s)" + form.pattern
-    if not form.usual:
-        return _groups(raw, pattern)
+    if not form.usual or message_only:
+        return _groups(raw, pattern, message_only=message_only)
     groups = _groups(raw, "(?s)" + form.usual)
     missed = groups["message"].is_null().arg_true()
     others = _groups(raw.gather(missed), pattern)
@@ -617,32 +638,36 @@ def _header(raw: pl.Series, form: Format) -> pl.DataFrame:
     return pl.DataFrame(whole)
 
 
-def _groups(raw: pl.Series, pattern: str) -> pl.DataFrame:
+def _groups(raw: pl.Series, pattern: str, *, message_only: bool = False) -> pl.DataFrame:
     """The pattern's groups.
 
     Capturing costs per character. So only the beginning of a long text is matched, and the remainder appended
     to the message. A long text that does not match is matched again as a whole."""
     long = raw.str.len_bytes() > _HEADER_CHARS
     if not long.any():
-        return _captured(raw, pattern)
-    groups = _captured(raw.str.slice(0, _HEADER_CHARS), pattern)
+        return _captured(raw, pattern, message_only=message_only)
+    groups = _captured(raw.str.slice(0, _HEADER_CHARS), pattern, message_only=message_only)
     groups = groups.with_columns(groups["message"] + raw.str.slice(_HEADER_CHARS))
     missed = (long & groups["message"].is_null()).arg_true()
     if missed.len():
-        recaptured = _captured(raw.gather(missed), pattern)
+        recaptured = _captured(raw.gather(missed), pattern, message_only=message_only)
         groups = groups.with_columns(
             [groups[name].scatter(missed, recaptured[name]) for name in groups.columns]
         )
     return groups
 
 
-def _captured(raw: pl.Series, pattern: str) -> pl.DataFrame:
+def _captured(raw: pl.Series, pattern: str, *, message_only: bool) -> pl.DataFrame:
     """The pattern's groups. A message of any text is cut off behind the header, which is cheaper than
-    capturing it."""
+    capturing it. No header is captured where the message is read alone."""
     head = pattern.removesuffix(ANYTHING)
-    if head == pattern:
-        return spread(raw, pl.col(raw.name).str.extract_groups(pattern)).struct.unnest()
     text = pl.col(raw.name)
+    if head == pattern:
+        captured = spread(raw, text.str.extract_groups(pattern)).struct.unnest()
+        return captured.select("message") if message_only else captured
+    if message_only:
+        behind = pl.when(text.str.contains(head)).then(text.str.replace(head, "")).alias("message")
+        return spread(raw, behind).to_frame()
     groups = text.str.extract_groups(f"(?P<{_HEAD}>{head})")
     parsed = pl.struct(
         groups.alias("groups"), text.str.strip_prefix(groups.struct.field(_HEAD)).alias("message")

@@ -3,22 +3,27 @@
 index --point in time--> pages --fields, headers, levels--> LEARN_SCHEMA --> sampler, which masks
 
 The messages are those that the pipeline would judge. A page is decoded to columns; where a document holds
-another type than text, its page is read document by document. A place names the last document that was read,
-so a reader that died is followed by one that goes on behind it.
+another type than text, its page is read document by document. Several pages are parsed together, because a
+query costs as much for one. A place names the last document that was read, so a reader that died is followed
+by one that goes on behind it.
+
+Invariant: the records do not depend on how many pages are parsed together.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+import numpy as np
 import polars as pl
 
 from pipeline.controller.watchlist import covers
 from pipeline.errors import BadInput, SourceUnavailable, TrainingFailed
 from pipeline.opensearch import scan
 from pipeline.opensearch.client import translate_errors
+from pipeline.records.columns import stacked
 from pipeline.records.levels import level_of
 from pipeline.records.query import Documents, Query
 from pipeline.records.schema import LEARN_SCHEMA, raw_frame
@@ -29,12 +34,33 @@ from pipeline.sources.times import read_times
 from pipeline.training.checkpoints import Place
 
 SAMPLE: Final = 2_000  # messages whose formats are looked for
+TOGETHER: Final = 50_000  # documents; six pages or less, which are fewer than a sampler groups at once
+TOGETHER_BYTES: Final = 16 << 20  # of their texts; documents of 4 KB are parsed by fewer at once
+_READ: Final = frozenset(("timestamp", "level"))  # of the headers
 MANY: Final = 100_000  # documents without a message, after which there is none to expect
 
 
 @dataclass(slots=True)
+class _Waiting:
+    """Pages that are not parsed yet: a column of text for each path, and the index of each document."""
+
+    texts: list[pl.DataFrame] = field(default_factory=list)
+    indices: list[pl.Series] = field(default_factory=list)
+    documents: int = 0
+    bytes: int = 0
+
+    def add(self, texts: pl.DataFrame, index: pl.Series) -> None:
+        self.texts.append(texts)
+        self.indices.append(index)
+        self.documents += texts.height
+        self.bytes += int(texts.estimated_size())
+
+
+@dataclass(slots=True)
 class DocumentReader:
-    """Reads the documents of one query. `place` is behind the last page that was given."""
+    """Reads the documents of one query. `place` is behind the last frame that was given.
+
+    `together`: documents that are parsed together; the first page alone tells the formats."""
 
     client: scan.Client
     query: Query
@@ -42,6 +68,7 @@ class DocumentReader:
     arrived: datetime = field(default_factory=lambda: datetime.now(UTC))
     zone: str = "UTC"
     size: int = scan.MAX_SIZE
+    together: int = TOGETHER
 
     def pages(self) -> Iterator[pl.DataFrame]:
         """Frames (LEARN_SCHEMA) of the records that the query selects; a frame may be empty.
@@ -51,7 +78,8 @@ class DocumentReader:
         paths = list(dict.fromkeys((*documents.fields, *documents.workload_fields)))
         decode = _decoder(paths)
         resumed = known = set(place.there) if place else set()
-        last = place.after if place else None
+        last = place.after if place else []
+        waiting = _Waiting()
         for read in scan.pages(
             self.client,
             documents.index,
@@ -60,6 +88,7 @@ class DocumentReader:
             size=self.size,
             after=None if place is None else scan.at(place.after),
             decode=decode,
+            ahead=max(1, self.together // self.size),
         ):
             sort = read["sort"].tail(1).to_list()[0]
             page = scan.without_head(read, resumed)
@@ -69,7 +98,13 @@ class DocumentReader:
                 continue
             known = (known if sort == last else set()) | scan.at_end(page, sort)
             last = sort
-            yield self._page(_texts(page, paths), page["_index"], sort, sorted(known))
+            waiting.add(_texts(page, paths), page["_index"])
+            first = self.place is None
+            if first or waiting.documents >= self.together or waiting.bytes >= TOGETHER_BYTES:
+                yield self._block(waiting, last, known)
+                waiting = _Waiting()
+        if waiting.documents:
+            yield self._block(waiting, last, known)
 
     @property
     def _documents(self) -> Documents:
@@ -77,11 +112,10 @@ class DocumentReader:
             raise BadInput("the query names no documents; give it an index")
         return self.query.documents
 
-    def _page(
-        self, texts: pl.DataFrame, index: pl.Series, sort: list[int], there: list[tuple[str, str]]
-    ) -> pl.DataFrame:
-        """The records of a page; moves the place."""
+    def _block(self, pages: _Waiting, sort: list[int], there: Set[tuple[str, str]]) -> pl.DataFrame:
+        """The records of these pages; moves the place."""
         before = self.place or Place(after=[], there=[])
+        texts = stacked(pages.texts)
         time, message, level = self._documents.fields
         with_message = texts[message].is_not_null()
         missing = before.without_message + texts.height - int(with_message.sum())
@@ -90,19 +124,22 @@ class DocumentReader:
             names = formats.detect(texts[message].drop_nulls().head(SAMPLE).to_list())
         self.place = Place(
             after=sort,
-            there=there,
+            there=sorted(there),
             formats=list(names),
             documents=before.documents + texts.height,
             without_message=missing,
         )
         if missing == self.place.documents and missing >= MANY:
             raise TrainingFailed(self.without_message())
+        index = pl.concat(pages.indices, rechunk=True)
+        heights = [page.height for page in pages.texts]
         frame = pl.DataFrame(
             {
                 "message": texts[message].str.strip_chars_end(),
                 "level": _levels(texts[level]),
                 "workload": _workloads(texts, self._documents.workload_fields, index),
                 "timestamp": read_times(texts[time], arrived=self.arrived, zone=self.zone),
+                "page": np.repeat(np.arange(len(heights)), heights),
             }
         ).filter(with_message)
         frame = self._parsed(_cut(frame), names)
@@ -113,7 +150,10 @@ class DocumentReader:
         if not names or frame.is_empty():
             return frame.with_columns(pl.col("message").alias("raw"))
         raw = raw_frame(frame["message"]).with_columns(frame["level"], frame["timestamp"])
-        parsed = formats.parse(raw, names, arrived=self.arrived, zone=self.zone)
+        if frame["timestamp"].null_count():
+            # A line without a time takes that of the line before it, within its page.
+            raw = raw.with_columns(frame["page"].cast(pl.String).alias("source"))
+        parsed = formats.parse(raw, names, arrived=self.arrived, zone=self.zone, headers=_READ)
         return parsed.select(
             "message", "level", pl.when(pl.col("timed").fill_null(value=True)).then("timestamp"), "raw"
         ).with_columns(frame["workload"])

@@ -85,21 +85,54 @@ def test_only_the_ends_of_a_page_are_compared_with_known_documents(known: int) -
     assert scan.at_end(kept.clear(), [2, 90]) == scan.at_end(kept, [2, 89]) == set()
 
 
+class Counted:
+    """20 documents in seven pages of 2,000 characters, in place of a point in time."""
+
+    asked = 0
+
+    def fetch(self, after: list[int] | None, size: int) -> str:
+        self.asked += 1
+        first = 0 if after is None else after[0] + 1
+        hits = [{"_index": "i", "_id": str(n), "sort": [n]} for n in range(first, min(20, first + size))]
+        return json.dumps({"hits": {"hits": hits}, "pad": "x" * 2_000}, separators=(",", ":"))
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("ahead", "bytes_", "most"), [(1, 10**6, 1), (4, 10**6, 4), (4, 4_500, 2), (4, 1, 1)]
+)
+def test_pages_that_wait_are_bounded_by_their_number_and_their_bytes(
+    monkeypatch: pytest.MonkeyPatch, ahead: int, bytes_: int, most: int
+) -> None:
+    monkeypatch.setattr(scan, "AHEAD_BYTES", bytes_)
+    monkeypatch.setattr(scan, "_Scan", lambda *_, **__: server)
+    server = Counted()
+    pages_read = scan.pages(None, "i", query=ALL, fields=[], size=4, ahead=ahead)  # type: ignore[arg-type]
+    for taken, _ in enumerate(pages_read, 1):
+        wanted = min(taken + most, 7)
+        assert wait_until(lambda wanted=wanted: server.asked >= wanted, timeout_s=10)
+        assert server.asked <= taken + most
+    assert server.asked == 7, "a page that is not full is the last one, and none is asked for behind it"
+
+
 @pytest.mark.parametrize("sort", [[], BY_TIME], ids=["by number", "by time"])
 def test_every_document_comes_once_however_pages_cut_through_equal_keys(
     server: OpenSearch, index: str, sort: list[Any]
 ) -> None:
     wanted = fill(server, index, 300)
-    for size in (7, 100, 299, 300, 5000):
-        found = ids(scan.pages(server, index, query=ALL, fields=["message"], sort=sort, size=size))
+    for size, ahead in ((7, 1), (7, 4), (100, 1), (100, 9), (299, 2), (300, 1), (5000, 3)):
+        scanned = scan.pages(server, index, query=ALL, fields=["message"], sort=sort, size=size, ahead=ahead)
+        found = ids(scanned)
         assert len(found) == 300, size
         assert set(found) == wanted, size
 
 
 def test_a_page_smaller_than_the_number_of_equal_keys_is_widened(server: OpenSearch, index: str) -> None:
     wanted = fill(server, index, 60)
-    found = ids(scan.pages(server, index, query=ALL, fields=[], size=2))
-    assert sorted(found) == sorted(wanted)
+    for ahead in (1, 5):
+        found = ids(scan.pages(server, index, query=ALL, fields=[], size=2, ahead=ahead))
+        assert sorted(found) == sorted(wanted)
 
 
 def test_a_scan_by_time_is_in_the_order_of_time(server: OpenSearch, index: str) -> None:

@@ -518,6 +518,23 @@ def test_no_line_makes_parsing_fail_or_lose_a_row(lines: list[str], some: list[s
         assert set(out["level"].drop_nulls()) <= set(LEVELS)
         assert all(1970 <= t.year <= 2261 for t in out["timestamp"].to_list())
         assert dict(out.schema) == RAW_SCHEMA
+        given = frame.with_columns(out["timestamp"])
+        for headers in (set[str](), {"level"}):
+            some_columns = parse(given, names, arrived=ARRIVED, headers=headers)
+            assert some_columns["message"].equals(out["message"]), names
+            assert not headers or some_columns["level"].equals(out["level"]), names
+
+
+def test_a_message_alone_is_cut_off_where_the_captured_header_ends() -> None:
+    others = [example[1] for example in EXAMPLES[::40]]
+    for form in TEXT_FORMATS:
+        own = [line for name, line, *_ in EXAMPLES if name == form.name]
+        cut = [line[:at] for line in own for at in (9, 25, 40)]
+        tails = [line + tail for line in own for tail in ("\n\tat x", " ü" * 700, " ")]
+        raw = pl.Series("raw", own + cut + tails + others)
+        pattern = "(?s)" + form.pattern
+        captured, alone = formats._groups(raw, pattern), formats._groups(raw, pattern, message_only=True)
+        assert alone.columns == ["message"] and alone["message"].equals(captured["message"]), form.name
 
 
 # Time

@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,64 @@ def test_fields_are_read_as_the_source_of_documents_reads_them(
     assert reading._texts(page, paths).to_dict(as_series=False) == {
         path: [text_of(value_at(one, path)) for one in sources] for path in paths
     }
+
+
+class StoredPages:
+    """Documents as a server answers them, in place of the scan of a point in time."""
+
+    sources: tuple[dict[str, Any], ...] = ()
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.hits = [
+            {"_index": f"i{n % 3}", "_id": str(n), "sort": [n // 3], "_source": s}
+            for n, s in enumerate(self.sources)
+        ]
+
+    def fetch(self, after: list[int] | None, size: int) -> str:
+        found = [hit for hit in self.hits if after is None or hit["sort"] > after]
+        return json.dumps({"hits": {"hits": found[:size]}}, separators=(",", ":"))
+
+    def close(self) -> None: ...
+
+
+def test_records_and_places_do_not_depend_on_how_many_pages_are_parsed_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Documents without a time, a level or a message, of other types, and with headers that tell them."""
+    kinds: list[dict[str, Any]] = [
+        {"log": "2026-11-20T11:00:02 INFO user # in"}, {"log": "no header #"}, {"log": "no header either #"},
+        {"time": "2026-11-20T09:00:00Z", "log": "2026-11-20T13:00:04 ERROR of its own time #"},
+        {"level": "warn", "log": "2026-11-20T15:00:06 INFO of its own level #"}, {},
+        {"time": 1795168801123, "level": "error", "log": "both #"}, {"log": {"nested": ["#"]}}, {"time": "?"},
+    ]  # fmt: skip
+    texts = [json.dumps(kinds[n * n % 7 if n % 5 else n % 9]) for n in range(200)]
+    sources = tuple(json.loads(text.replace("#", str(n))) for n, text in enumerate(texts))
+    monkeypatch.setattr(StoredPages, "sources", sources)
+    monkeypatch.setattr(scan, "_Scan", StoredPages)
+
+    def read(
+        together: int, place: Place | None = None, *, most: int = 99
+    ) -> tuple[list[pl.DataFrame], Place]:
+        asked = query("i*", fields=("time", "log", "level"))
+        one = DocumentReader(None, asked, place, BEGIN, size=20, together=together)  # type: ignore[arg-type]
+        frames = list(islice(one.pages(), most))
+        assert one.place is not None
+        return frames, one.place
+
+    apart, end = read(1)
+    whole = pl.concat(apart)
+    assert len(apart) == 11 and end.documents == 200 and end.without_message > 0
+    assert whole["level"].n_unique() == 4 and 0 < whole["timestamp"].null_count() < whole.height
+    assert whole["message"].str.contains("^user [0-9]+ in$").any()
+    for together, many in ((20, 6), (50, 5), (90, 3), (1_000, 2)):
+        frames, place = read(together)
+        assert (len(frames), place) == (many, end)
+        assert pl.concat(frames).equals(whole)
+        head, half_way = read(together, most=1)
+        rest, place = read(1_000, half_way)
+        assert place == end and pl.concat(head + rest).select("message").equals(whole.select("message"))
+    monkeypatch.setattr(reading, "TOGETHER_BYTES", 1)
+    assert len(read(1_000)[0]) == 11
 
 
 def test_workloads_have_the_names_of_the_source_of_documents() -> None:
@@ -145,9 +204,11 @@ def query(index: str, **more: Any) -> Query:
     return Query(store="opensearch", documents=Documents(index=index, **given | more))
 
 
-def reader(opensearch: str, asked: Query, place: Place | None = None, size: int = 100) -> DocumentReader:
+def reader(
+    opensearch: str, asked: Query, place: Place | None = None, size: int = 100, together: int = 100
+) -> DocumentReader:
     client = opensearch_client(Settings(opensearch_url=opensearch))
-    return DocumentReader(client, asked, place, size=size)
+    return DocumentReader(client, asked, place, size=size, together=together)
 
 
 def test_documents_are_selected_by_clause_level_workload_and_time(opensearch: str, index: str) -> None:
@@ -174,11 +235,11 @@ def test_documents_are_selected_by_clause_level_workload_and_time(opensearch: st
         count_documents(client, query(index, query='{"nonsense": {"a": 1}}'))
 
 
-@pytest.mark.parametrize("stop", [1, 4, 15])
+@pytest.mark.parametrize(("stop", "together"), [(1, 100), (4, 100), (15, 100), (3, 400), (4, 400)])
 def test_a_reader_that_died_is_followed_by_one_that_reads_each_other_document_once(
-    opensearch: str, index: str, stop: int
+    opensearch: str, index: str, stop: int, together: int
 ) -> None:
-    first = reader(opensearch, query(index))
+    first = reader(opensearch, query(index), together=together)
     pages = first.pages()
     read = [next(pages)["message"] for _ in range(stop)]
     assert first.place is not None
@@ -188,7 +249,7 @@ def test_a_reader_that_died_is_followed_by_one_that_reads_each_other_document_on
         )
     )
     pages.close()  # type: ignore[attr-defined] # a generator
-    second = reader(opensearch, query(index), module.CHECKPOINTS.unpack(blob).place)
+    second = reader(opensearch, query(index), module.CHECKPOINTS.unpack(blob).place, together=together)
     read += [page["message"] for page in second.pages()]
     every = pl.concat(read)
     assert every.len() == every.n_unique() == 1_500
