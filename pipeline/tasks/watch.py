@@ -76,6 +76,8 @@ def watch_stored(context: Context, *, end: bool = False) -> bool:
                 _count(summary)
                 if not summary.more:
                     return True
+                if summary.only_behind and not end and any(context.ledger.backlog.pending()):
+                    return False  # minutes of old logs can wait; lines on their way cannot
                 if not rotation.goes_on(now(), waits=not end and _waits(context), unread=unread):
                     return False
     finally:

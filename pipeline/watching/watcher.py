@@ -48,6 +48,7 @@ class RoundSummary:
     unread: int = 0  # observations that wait
     rates_s: float = 0.0  # time that rates took
     behind: bool = False  # rates have more to do
+    only_behind: bool = False  # nothing but rates has more to do, and no observation waits
 
 
 class Watcher:
@@ -100,6 +101,7 @@ class Watcher:
         took = self.clock() - began - summary.rates_s
         allowed_s = max(ROUND_S - summary.rates_s, ROUND_S - RATES_S)
         self.budget.record(took, allowed_s, full=summary.more and (view.read > 0 or not view.more))
+        summary.only_behind = summary.behind and not summary.more and not summary.unread
         summary.more |= summary.behind
         self.deliver()
         return summary

@@ -119,6 +119,60 @@ def test_a_season_that_comes_to_be_known_within_them_is_known_from_that_minute_o
     assert_same(one, two)
 
 
+# ---- long gaps, by hours ---------------------------------------------------------------------------
+
+
+def through_gap(detector: Detector, minute: int, until: int, *, at_once: bool) -> tuple[list[Detection], int]:
+    """The detections of a gap that goes on by hours, and the number of steps."""
+    found: list[Detection] = []
+    for steps in itertools.count():
+        if minute >= until:
+            return found, steps
+        n = detector.skip_hours(minute, until - minute, judged=True) if at_once else 0
+        if not n:
+            n = min(until, minute - minute % 60 + 60) - minute
+            found += detector.skip(minute, n, judged=True)
+        minute += n
+    raise AssertionError("unreachable")
+
+
+def test_hours_at_once_are_what_they_are_one_by_one_and_a_silence_ends_in_its_hour() -> None:
+    """Work of some minutes every few hours, less than two days of it; then nothing for a week."""
+    one, two = Detector(), Detector()
+    lines: Lines = [
+        (START + begin + i, {1: 3, 2: 1 + i % 3}) for begin in range(0, 1500, 150) for i in range(12)
+    ]
+    for detector in (one, two):
+        judged_by(detector, lines, at_once=True, judged=True)
+    minute = lines[-1][0] + 1
+    found, steps = through_gap(one, minute, minute + 9_000, at_once=False)
+    same, fewer = through_gap(two, minute, minute + 9_000, at_once=True)
+    assert [(d.kind, d.began, d.minute) for d in same] == [(d.kind, d.began, d.minute) for d in found]
+    assert found and found[0].minute > minute + 120, "the silence shows after some hours"
+    assert (steps > 140, fewer < 10) == (True, True)
+    assert_same(one, two)
+
+
+def test_hours_at_once_teach_the_season_what_they_teach_one_by_one() -> None:
+    """Three days of mornings with more lines, learnt from; a week of nothing. The season learns the hours
+    of the gap when it has passed, so the levels differ by some percent."""
+    lines: Lines = [(START + m, {1: 90 if m % 1440 < 720 else 20, 2: 10}) for m in range(0, 3 * 1440, 30)]
+    one, two = Detector(), Detector()
+    for detector in (one, two):
+        judged_by(detector, lines, at_once=True, judged=False)
+    minute = lines[-1][0] + 1
+    for detector, at_once in ((one, False), (two, True)):
+        detector.gaps.returns[:] = 0.0  # nothing is waited for
+        through_gap(detector, minute, minute + 9_000, at_once=at_once)
+    assert two.season.minutes == pytest.approx(one.season.minutes)
+    assert two.season.sums == pytest.approx(one.season.sums)
+    assert (two.season.hour, two.baseline.age[0]) == (one.season.hour, one.baseline.age[0])
+    assert two.baseline.slow_lines == pytest.approx(one.baseline.slow_lines, rel=1e-9)
+    for name in ("slow_exposure", "fast_exposure", "lag_exposure"):
+        assert getattr(two.baseline, name) == pytest.approx(getattr(one.baseline, name), rel=0.25), name
+    assert two.gaps.elapsed[0] == pytest.approx(one.gaps.elapsed[0], rel=0.1)
+
+
 # ---- a look that is cut short --------------------------------------------------------------------
 
 

@@ -1000,6 +1000,28 @@ def test_a_round_that_took_long_takes_fewer_events_the_next_time(world: World) -
     assert world.watcher.budget.part < before
 
 
+def test_while_lines_are_on_their_way_minutes_of_old_logs_get_one_round_of_a_call(settings: Settings) -> None:
+    world, context = World(settings), Context(make_app(settings), settings)
+    world.leases.release(world.lease)
+    sparse(world, minutes=300)
+    context.watcher.clock = Ticks(0.01)
+    world.accept(1)
+    rounds: list[RoundSummary] = []
+    look = context.watcher.round
+
+    def counted(token: int, *, end: bool = False) -> RoundSummary:
+        rounds.append(look(token, end=end))
+        return rounds[-1]
+
+    context.watcher.round = counted  # type: ignore[method-assign]
+    assert task.watch_stored(context) is False
+    assert [one.only_behind for one in rounds] == [True]
+    world.client.hset(world.keys.counts, "batches", 0)
+    while not task.watch_stored(context):
+        assert len(rounds) > 2 and rounds[-1].behind
+    assert not rounds[-1].behind
+
+
 def test_while_batches_wait_to_be_stored_watching_ends_after_a_round_and_rests(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

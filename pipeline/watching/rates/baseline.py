@@ -98,6 +98,42 @@ class Baseline(Columns):
             self.lag_exposure,
         ) = (values[0].copy() for values in after)
 
+    def decay_hours(self, lengths: Floats, factors: Floats, rows: Any) -> None:
+        """`decay` of all rows over hours of so many minutes, in closed form.
+
+        `factors`: (hours, seasons), of the rows `rows`; those of other rows are 1. An hour's part of a sum
+        forgets over the hours behind it, and the parts add up."""
+        n, behind = lengths.sum(), lengths.sum() - np.cumsum(lengths)
+
+        def exposure(weights: Floats) -> Floats:
+            added = np.full(len(self.age), weights.sum())
+            added[rows] += weights @ (factors - 1.0)
+            return added
+
+        ones = geometric(lengths, SLOW)[1]
+        self.slow_lines = self.slow_lines * geometric(n, SLOW)[0]
+        self.slow_exposure = self.slow_exposure * geometric(n, SLOW)[0] + exposure(
+            ones * geometric(behind, SLOW)[0]
+        )
+        stays, ones = geometric(lengths, FAST)
+        follows = (1.0 - stays * (1.0 + lengths * FAST)) / FAST  # of the second stage
+        later = geometric(behind, FAST)[0]
+        remaining, steps = geometric(n, FAST)[0], n * FAST
+        self.fast_lines = remaining * (self.fast_lines + steps * self.lag_lines)
+        self.fast_exposure = remaining * (self.fast_exposure + steps * self.lag_exposure) + exposure(
+            later * (follows + behind * FAST * ones)
+        )
+        self.lag_lines = remaining * self.lag_lines
+        self.lag_exposure = remaining * self.lag_exposure + exposure(later * ones)
+
+    def slow_of_hours(self, row: int, lengths: Floats, factor: Floats) -> Floats:
+        """The slow level of a row before each of these hours without lines; `factor`: of each hour."""
+        before, ones = np.cumsum(lengths) - lengths, geometric(lengths, SLOW)[1]
+        parts = factor * ones / geometric(before + lengths, SLOW)[0]
+        remaining = geometric(before, SLOW)[0]
+        exposure = remaining * (self.slow_exposure[row] + np.cumsum(parts) - parts)
+        return np.asarray(self.slow_lines[row] * remaining / np.maximum(exposure, 1.0))
+
     def levels(self, n: int, factor: Floats, learn: Bools) -> Levels:
         """The levels before each of `n` minutes without lines."""
         k = np.arange(n)[:, None]

@@ -26,7 +26,7 @@ from pipeline.watching.rates.detection import (
 )
 from pipeline.watching.rates.gaps import Gaps
 from pipeline.watching.rates.scatter import BLOCK, Scatter
-from pipeline.watching.rates.season import Season
+from pipeline.watching.rates.season import SLOTS, Season, slot_of
 from pipeline.watching.rates.tail_bounds import Bools, Floats, common_factor, size_of
 from pipeline.watching.rates.thresholds import PackedPeaks
 
@@ -191,6 +191,37 @@ class Detector:
             self.scatter.advance_idle_block(minute + part.stop, low[part], high[part], errors_learnt[part])
             begin = part.stop
         return low, high, size
+
+    def skip_hours(self, minute: int, limit: int, *, judged: bool) -> int:
+        """Up to `limit` minutes without lines, in whole hours: `skip` for each, in closed form.
+
+        The season's factors are those of before: it learns the hours when all have passed. The stretch ends
+        before an hour in which a silence would be found, or a seasonality kind changes. Returns the number
+        of minutes; 0 if this hour needs `skip`."""
+        first = 60 - minute % 60
+        if limit < first + 60 or self.composition.shift_age or (self.bursts.burst_age > 0).any():
+            return 0
+        if minute // 60 != self.season.hour:
+            self._turn_season(minute)
+        silent = bool(self.gaps.silence_age[TOTAL] > 0)
+        limit = int(min(limit, limit if silent else self.season.same_kinds()))
+        lengths = np.full(min(SLOTS, max(0, limit - first) // 60 + 1), 60.0)
+        lengths[0] = first
+        slots = (slot_of(minute) + np.arange(len(lengths))) % SLOTS
+        at = self._context(minute, judged=judged)
+        factors = self.season.factors_of(slots, self.scatter.of_blocks())
+        hours = self.gaps.hours_until_silent(at, lengths, factors[:, 0]) if limit >= first else 0
+        if not hours:
+            return 0
+        n = int(lengths[:hours].sum())
+        if not silent:
+            self.baseline.decay_hours(lengths[:hours], factors[:hours], self.season.rows)
+            self.season.advance_hours(slots[:hours], lengths[:hours])
+        self.pause(minute + n)
+        self.baseline.age += n
+        if hours > 1:
+            self._turn_season(minute + n - 1)
+        return n
 
     def skip(self, minute: int, n: int, *, judged: bool) -> list[Detection]:
         """`n` minutes of one hour without lines, roughly: a long gap ends bursts and windows."""

@@ -167,6 +167,49 @@ class Gaps(Columns):
             self.active_exposure[TOTAL] = self.active_exposure[TOTAL] * remaining + ones
         return detections
 
+    def hours_until_silent(self, at: MinuteContext, lengths: Floats, factor: Floats) -> int:
+        """`skip` for hours of so many minutes, up to the one at whose end the workload's silence may alert.
+
+        `factor`: the workload's, by hour. Returns the number of hours that have passed."""
+        before = np.cumsum(lengths) - lengths
+        silent = bool(self.silence_age[TOTAL] > 0)
+        remaining, ones = geometric(np.zeros(len(lengths)) if silent else before, SLOW)
+        active = self.active_minutes[TOTAL] * remaining
+        ratio = active / np.maximum(self.active_exposure[TOTAL] * remaining + ones, 1.0)
+        due = lengths * np.minimum(1.0, ratio * factor)
+        hours = len(lengths)
+        if at.judged and self.returns[TOTAL] >= _REGULAR and not (silent and self.alerted[TOTAL] > 0):
+            slow = at.baseline.slow_of_hours(TOTAL, lengths, factor)
+            expected = slow * factor * (at.minute + before + lengths - 1 - self.last_minute[TOTAL])
+            hours = self._first_silent(at, np.cumsum(due), ratio, before, expected >= _MISSED)
+            if silent:
+                hours = 0 if hours < len(lengths) else hours
+        n = float(lengths[:hours].sum())
+        self.elapsed[TOTAL] += due[:hours].sum()
+        if silent:
+            self.silence_age[TOTAL] += n
+        else:
+            remaining, ones = geometric(n, SLOW)
+            self.active_minutes[TOTAL] *= remaining
+            self.active_exposure[TOTAL] = self.active_exposure[TOTAL] * remaining + ones
+        return hours
+
+    def _first_silent(
+        self, at: MinuteContext, elapsed: Floats, ratio: Floats, before: Floats, missed: Bools
+    ) -> int:
+        """The first hour at whose end a silence may be found; their number where none is."""
+        beyond = self.elapsed[TOTAL] + elapsed - self.gap_max[TOTAL]
+        evidence = math.log(max(self.returns[TOTAL], 1.0))
+        score = np.where(beyond > 0, evidence + beyond / self._scale()[TOTAL], 0.0)
+        age = at.baseline.age[TOTAL] + before
+        found = missed & (age >= _PATIENCE) & (score >= self.peaks.floor(_LEAST_TESTS))
+        activity = self.activity()
+        for hour in np.flatnonzero(found).tolist():
+            activity[TOTAL] = ratio[hour]
+            if score[hour] >= self.peaks.threshold(self._tests(activity), float(age[hour])):
+                return int(hour)
+        return len(elapsed)
+
     def unlearnt(self) -> Bools:
         """Rows whose level is not learnt, because a silence goes on."""
         return np.asarray((self.silence_age > 0) & (self.silence_age < LASTING))

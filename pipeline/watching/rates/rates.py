@@ -269,8 +269,10 @@ class Rates:
                     self._collect(detector.step(minute, {}, judged=judged))
                     n = 1
             else:
-                n = min(last, minute - minute % 60 + 59) - minute + 1
-                self._collect(detector.skip(minute, n, judged=judged))
+                n = detector.skip_hours(minute, last - minute + 1, judged=judged)
+                if not n:
+                    n = min(last, minute - minute % 60 + 59) - minute + 1
+                    self._collect(detector.skip(minute, n, judged=judged))
             minute += n
             if not goes_on() and minute <= until:
                 buffer.closed, buffer.gap = minute - 1, before

@@ -61,8 +61,12 @@ class Season(Columns):
         self.factor[self.rows] = self._factors(slot_of(minute), dispersion[self.rows])
         return changed
 
-    def _factors(self, slot: int, dispersion: Floats, seasons: slice = slice(None)) -> Floats:
-        """The factors of one slot, by season.
+    def factors_of(self, slots: Any, dispersion: Floats) -> Floats:
+        """The factors of these slots: (slots, seasons). `dispersion`: by row."""
+        return self._factors(slots, dispersion[self.rows])
+
+    def _factors(self, slot: Any, dispersion: Floats, seasons: slice = slice(None)) -> Floats:
+        """The factors of one slot by season, or of several: (slots, seasons).
 
         A slot shrinks to the mean of its hour, an hour to the overall mean, by pseudo-counts. These grow with
         the dispersion: clumps need more lines before an hour differs from chance.
@@ -70,7 +74,7 @@ class Season(Columns):
         sums, minutes, total = self.sums[:, seasons], self.minutes[:, seasons], self._history[seasons]
         mean = sums.sum(axis=0, dtype=np.float64) / np.maximum(total, 1.0)
         strength = _PSEUDO * dispersion
-        hour_sum = sums[slot % 24 :: 24].sum(axis=0, dtype=np.float64)
+        hour_sum = sums.reshape(7, 24, -1)[:, slot % 24].sum(axis=0, dtype=np.float64)
         hour_minutes = minutes.reshape(7, 24, -1).sum(axis=0, dtype=np.float64)
         by_hour = (hour_sum + strength) / (mean * hour_minutes[slot % 24] + strength)
         by_slot = (sums[slot] + strength * by_hour) / (mean * minutes[slot] + strength)
@@ -81,7 +85,7 @@ class Season(Columns):
     def factors(self, place: int, dispersion: Floats) -> Floats:
         """The factors of all SLOTS for the season at this place. `dispersion`: of its row, as an array."""
         one = slice(place, place + 1)
-        return np.array([self._factors(slot, dispersion, one)[0] for slot in range(SLOTS)])
+        return self._factors(np.arange(SLOTS), dispersion, one)[:, 0]
 
     def kinds(self) -> Any:
         """The seasonality kind of each row: an index of KINDS."""
@@ -109,18 +113,28 @@ class Season(Columns):
         """`n` minutes of one hour without any line."""
         self.advance(minute, np.zeros(len(self.place)), learn, n)
 
+    def advance_hours(self, slots: Any, lengths: Floats) -> None:
+        """Minutes without any line, so many in each of these slots, none of which is named twice."""
+        self.minutes[slots] += lengths[:, None].astype(np.float32)
+        self._history += lengths.sum()
+        full = self.minutes[slots] > _SLOT_CAP
+        if full.any():
+            remaining = np.where(full, np.float32(0.5), np.float32(1.0))
+            self.sums[slots] *= remaining
+            self.minutes[slots] *= remaining
+            self._follow()
+
     def idle_limit(self, minute: int, learn: Bools) -> float:
         """Minutes until a slot is full or a kind changes: `advance_idle` is exact up to there."""
         taught = learn[self.rows]
         if not taught.any():
             return math.inf
         limit = int(_SLOT_CAP - self.minutes[slot_of(minute)][taught].max()) + 1
-        history = self._history[taught]
-        for days in _DAYS:
-            before = history[history < days * 1440]
-            if len(before):
-                limit = min(limit, math.ceil(days * 1440 - before.max()))
-        return limit
+        return min(limit, _until_kind_changes(self._history[taught]))
+
+    def same_kinds(self) -> float:
+        """Minutes of learning in which no kind changes."""
+        return _until_kind_changes(self._history)
 
     def grow(self, n: int) -> None:
         super().grow(n)
@@ -172,3 +186,9 @@ class Season(Columns):
         if not all(np.isfinite(a).all() and (a >= 0).all() for a in (self.sums, self.minutes)):
             raise ValueError("a season is negative or not finite")
         self._follow()
+
+
+def _until_kind_changes(history: Floats) -> float:
+    """Minutes until one of these histories is long enough for another kind."""
+    limits = [days * 1440 - history[history < days * 1440].max(initial=-math.inf) for days in _DAYS]
+    return math.ceil(limit) if (limit := min(limits)) < math.inf else math.inf
