@@ -250,7 +250,10 @@ def without_head(page: pl.DataFrame, known: Set[tuple[str, str]]) -> pl.DataFram
     rows = _FEW
     while True:
         there = [pair in known for pair in _pairs(page.head(rows))]
-        if sum(there) >= len(known) or rows >= page.height:
+        count = sum(there)
+        if count >= len(known) and all(there[:count]):
+            return page.slice(count)  # copies nothing
+        if count >= len(known) or rows >= page.height:
             kept = ~pl.Series(there, dtype=pl.Boolean)
             return page.filter(kept.extend_constant(True, page.height - len(there)))
         rows *= _FEW

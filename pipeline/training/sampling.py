@@ -137,11 +137,7 @@ class Sampler:
             keys = grouped["key"].to_list()
             fresh = [i for i, k in enumerate(keys) if k not in self._patterns and k not in self._unmasked]
             if fresh:
-                for i, message in zip(fresh, grouped["message"].gather(fresh).to_list(), strict=True):
-                    self._unmasked[keys[i]] = message or ""
-                    self._unmasked_chars += len(message or "")
-                    if self._unmasked_chars >= _UNMASKED_CHARS:
-                        self._mask()
+                self._keep([keys[i] for i in fresh], grouped["message"].gather(fresh).fill_null(""))
             self._waiting.append(grouped.drop("message"))
             self._waiting_rows += grouped.height
             if self._waiting_rows >= _MERGE_ROWS:
@@ -198,6 +194,19 @@ class Sampler:
         self._text = dict(zip(counts["key"].to_list(), texts, strict=True))
         self._counts = counts.drop("text")
         self._distinct.smallest = np.frombuffer(state.smallest, dtype=np.uint64)
+
+    def _keep(self, keys: list[int], messages: pl.Series) -> None:
+        """Keeps messages of new keys until many of them are masked together."""
+        chars = int(messages.str.len_chars().sum())
+        if self._unmasked_chars + chars < _UNMASKED_CHARS:
+            self._unmasked.update(zip(keys, messages.to_list(), strict=True))
+            self._unmasked_chars += chars
+            return
+        for key, message in zip(keys, messages.to_list(), strict=True):
+            self._unmasked[key] = message
+            self._unmasked_chars += len(message)
+            if self._unmasked_chars >= _UNMASKED_CHARS:
+                self._mask()
 
     def _tally(self, page: pl.DataFrame) -> None:
         self._lines += page.height

@@ -138,6 +138,29 @@ def test_of_a_few_lines_only_those_of_new_shapes_are_looked_at(monkeypatch: pyte
     assert looked_at == ["one more kind"]
 
 
+@pytest.mark.parametrize(("many", "by_shape"), [(2_000, 1), (2_001, 0)])
+def test_of_many_messages_the_shapes_are_counted_though_the_first_ones_seldom_repeat(
+    monkeypatch: pytest.MonkeyPatch, many: int, by_shape: int
+) -> None:
+    """400 shapes in 2,000 messages, each at most twice among the first 512."""
+    looked_at: list[int] = []
+
+    def watched(steps: object, lines: pl.Series) -> tuple[pl.Series, pl.Series]:
+        looked_at.append(lines.len())
+        return run_on_shapes(steps, lines)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(masking, "run_on_shapes", watched)
+    monkeypatch.setattr(masking, "_MANY_LINES", many)
+    names = [f"{chr(97 + n % 20)}{chr(97 + n // 20)}" for n in range(400)]
+    clocks = ("12:34:56", "99:99:99")
+    messages = [
+        f"order {n} of anna {names[n % 400]} bauer at {clocks[n // 400 % 2]}" for n in range(1_000, 3_000)
+    ]
+    exactly = MASKS.mask_exactly(pl.Series(messages))
+    assert MASKS.without_memory().mask(pl.Series(messages)).equals(exactly)
+    assert looked_at == [400] * by_shape
+
+
 def test_the_shipped_masks_run_over_lines_of_ones() -> None:
     assert MASKS.plan.shape_steps
     run = [step for behind in MASKS.plan.shape_steps for step in behind.passes]
