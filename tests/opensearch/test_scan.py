@@ -121,7 +121,7 @@ def test_every_document_comes_once_however_pages_cut_through_equal_keys(
     server: OpenSearch, index: str, sort: list[Any]
 ) -> None:
     wanted = fill(server, index, 300)
-    for size, ahead in ((7, 1), (7, 4), (100, 1), (100, 9), (299, 2), (300, 1), (5000, 3)):
+    for size, ahead in ((7, 4), (100, 1), (299, 2), (300, 1), (5000, 3)):
         scanned = scan.pages(server, index, query=ALL, fields=["message"], sort=sort, size=size, ahead=ahead)
         found = ids(scanned)
         assert len(found) == 300, size

@@ -205,7 +205,7 @@ def query(index: str, **more: Any) -> Query:
 
 
 def reader(
-    opensearch: str, asked: Query, place: Place | None = None, size: int = 100, together: int = 100
+    opensearch: str, asked: Query, place: Place | None = None, size: int = 100, together: int = 1
 ) -> DocumentReader:
     client = opensearch_client(Settings(opensearch_url=opensearch))
     return DocumentReader(client, asked, place, size=size, together=together)
@@ -235,7 +235,7 @@ def test_documents_are_selected_by_clause_level_workload_and_time(opensearch: st
         count_documents(client, query(index, query='{"nonsense": {"a": 1}}'))
 
 
-@pytest.mark.parametrize(("stop", "together"), [(1, 100), (4, 100), (15, 100), (3, 400), (4, 400)])
+@pytest.mark.parametrize(("stop", "together"), [(1, 1), (4, 1), (15, 1), (3, 400), (4, 400)])
 def test_a_reader_that_died_is_followed_by_one_that_reads_each_other_document_once(
     opensearch: str, index: str, stop: int, together: int
 ) -> None:
