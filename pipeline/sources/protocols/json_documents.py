@@ -43,10 +43,7 @@ def posted_documents(
     if hints.workload:
         names = [workloads.joined_name(hints.workload)] * len(lines)
     else:
-        names = [
-            workloads.of_document(document, index) for document, index in zip(documents, indices, strict=True)
-        ]
-        names = by_documents(hints, documents, lines, indices, names)
+        names = by_documents(hints, documents, lines, indices, workloads.of_documents(documents, indices))
     texts = [document.text or None for document in documents]
     found = continuations(texts, lambda i: (names[i], *_stream(documents[i])))
     raws: list[str | None] = list(lines)

@@ -5,9 +5,11 @@ characters, and depends on nothing that changes from pod to pod or from day to d
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Final
+
+import msgspec
 
 from pipeline.records.batch import MAX_NAME, digest
 from pipeline.sources.protocols.document_fields import (
@@ -95,6 +97,31 @@ def of_document(fields: DocumentFields, index: str) -> str:
         return joined_name(name_of(fields.data_stream.namespace), dataset)
     container = name_of(fields.container_name).lstrip("/")
     return joined_name(container) if container else of_index(index)
+
+
+def of_documents(documents: Sequence[DocumentFields], indices: Sequence[str]) -> list[str]:
+    """`of_document` of each. Many documents of a request name the same pod, which is looked at once."""
+    known: dict[Kubernetes, str] = {}
+    names: list[str] = []
+    for fields, index in zip(documents, indices, strict=True):
+        pod, name = fields.kubernetes, ""
+        if isinstance(pod, Kubernetes) and fields.orchestrator is None:
+            try:
+                name = known.get(pod, "")
+            except TypeError:  # it holds a list or an object
+                pass
+            else:
+                if not name and _is_of_texts(pod):
+                    name = known[pod] = _of_pod(pod, fields)
+        names.append(name or of_document(fields, index))
+    return names
+
+
+def _is_of_texts(value: object) -> bool:
+    """Whether equal values have equal names: 1 and true are equal as well."""
+    if isinstance(value, msgspec.Struct):
+        return all(map(_is_of_texts, msgspec.structs.astuple(value)))
+    return value is None or isinstance(value, str)
 
 
 @lru_cache(_REMEMBERED)

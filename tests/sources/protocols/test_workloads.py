@@ -43,9 +43,7 @@ def test_labels_name_cluster_namespace_and_app(labels: dict[str, str], name: str
     assert workloads.of_labels(labels) == name
 
 
-@pytest.mark.parametrize(
-    ("document", "name"),
-    [
+DOCUMENTS = [
         # Fluent Bit, Vector, Filebeat.
         ({"kubernetes": {"namespace_name": "shop", "container_name": "c", "labels": {"app.kubernetes.io/name": "cart"}}}, "shop/cart"),
         ({"kubernetes": {"pod_namespace": "shop", "container_name": "cart", "pod_labels": {}}}, "shop/cart"),
@@ -59,12 +57,37 @@ def test_labels_name_cluster_namespace_and_app(labels: dict[str, str], name: str
         ({"data_stream": {"dataset": "nginx.access", "namespace": "default"}}, "default/nginx.access"),
         ({"container_name": "/cart"}, "cart"),
         ({"kubernetes": [1], "service": None, "host": 7, "app": {"a": 1}}, "logs"),
-    ],
-)  # fmt: skip
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("document", "name"), DOCUMENTS)
 def test_a_document_names_its_workload_or_leaves_it_to_the_index(
     document: dict[str, object], name: str
 ) -> None:
     assert of_document(document) == name
+
+
+def test_documents_of_one_request_are_named_as_each_alone() -> None:
+    pods: list[dict[str, object]] = [
+        {"container_name": name, "namespace_name": space, **more}
+        for name in ("cart", 1, True, 1.0, None)
+        for space in ("shop", 1, True)
+        for more in (
+            {},
+            {"labels": {"app": True}},
+            {"labels": {"app": 1}},
+            {"labels": {"app": [1]}},
+            {"pod": {"name": 1}},
+        )
+    ]
+    documents: list[dict[str, object]] = [document for document, _ in DOCUMENTS]
+    documents += [{"kubernetes": pod, "service": "web"} for pod in pods]
+    documents += [{"kubernetes": pods[0], "orchestrator": {"cluster": "eu"}}, {"kubernetes": pods[0]}]
+    several = [msgspec.convert(document, DocumentFields) for document in documents * 2]
+    indices = [f"logs-{number % 3}" for number in range(len(several))]
+    alone = [workloads.of_document(one, index) for one, index in zip(several, indices, strict=True)]
+    assert workloads.of_documents(several, indices) == alone
+    assert {"eu/shop/cart", "shop/cart", "shop/1", "web"} <= set(alone)
 
 
 @pytest.mark.parametrize(
