@@ -15,9 +15,11 @@ from pipeline.records.schema import UTC_US, with_missing_columns
 from pipeline.sources.formats import detect
 from pipeline.sources.framing import DOCUMENTS, Framer, are_read_as_documents, are_records
 
-# How long, and for how many batches, the formats that one batch told are those of its workload.
+# How long, and for how many batches, the formats that one batch told are those of its workload. Twice as long
+# whenever another batch tells the same ones: a look takes some milliseconds, and workloads are many.
 TRUSTED_S: Final = 60.0
 TRUSTED_BATCHES: Final = 256
+MOST_TRUST: Final = 8  # times as long
 _WORKLOADS: Final = 4_096
 _DETECTED_IN: Final = 200  # records that tell the formats of those without a message
 
@@ -26,7 +28,8 @@ _DETECTED_IN: Final = 200  # records that tell the formats of those without a me
 class _Entry:
     formats: tuple[str, ...]
     until: float
-    batches: int = 0
+    batches: int  # that may still have them
+    trust: int = 1
 
 
 class KnownFormats:
@@ -38,14 +41,17 @@ class KnownFormats:
     def of(self, workload: str) -> tuple[str, ...] | None:
         """None where the next batch is to tell them."""
         entry: _Entry | None = self._entries.get(workload)
-        if entry is None or entry.batches >= TRUSTED_BATCHES or time.monotonic() > entry.until:
+        if entry is None or not entry.batches or time.monotonic() > entry.until:
             return None
-        entry.batches += 1
+        entry.batches -= 1
         return entry.formats
 
     def tell(self, workload: str, formats: tuple[str, ...]) -> None:
         """A batch of this workload was looked at."""
-        self._entries[workload] = _Entry(formats, time.monotonic() + TRUSTED_S)
+        before: _Entry | None = self._entries.get(workload)
+        trust = min(2 * before.trust, MOST_TRUST) if before and before.formats == formats else 1
+        until = time.monotonic() + trust * TRUSTED_S
+        self._entries[workload] = _Entry(formats, until, trust * TRUSTED_BATCHES, trust)
 
 
 def framed(

@@ -106,9 +106,19 @@ def test_formats_are_told_again_after_some_batches_and_some_time(monkeypatch: py
     assert known.of("w") is None and known.of("other") is None
     known.tell("w", ())
     assert known.of("w") == ()
-    now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + module.TRUSTED_S + 1)
+    clock = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    clock[0] += module.TRUSTED_S + 1
     assert known.of("w") is None
+    for longer in (2, 4, 8, 8):
+        known.tell("w", ())
+        clock[0] += longer * module.TRUSTED_S - 1
+        assert known.of("w") == (), "told again, formats are trusted for twice as long"
+        clock[0] += 2
+        assert known.of("w") is None
+    known.tell("w", ("iso",))
+    clock[0] += module.TRUSTED_S + 1
+    assert known.of("w") is None, "other formats are trusted as the first ones are"
 
 
 @pytest.fixture
