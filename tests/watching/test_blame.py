@@ -162,8 +162,15 @@ def test_the_named_service_comes_first_with_a_reason() -> None:
     assert (reason.evidence, reason.text) == (UnitEvidence.NAMED, "anomalous lines of `loud` name it")
 
 
-def test_an_address_names_the_only_unit_that_listens_on_its_port() -> None:
-    text = "connect() failed, upstream: http://127.0.0.1:8001/cart"
+@pytest.mark.parametrize(
+    "text",
+    [
+        "connect() failed, upstream: http://127.0.0.1:8001/cart",
+        'connection to server at "127.0.0.1", port 8001 failed: Connection refused',
+        "Can't create a connection to host 127.0.0.1 and port 8001 (timeout is 3)",
+    ],
+)
+def test_an_address_names_the_only_unit_that_listens_on_its_port(text: str) -> None:
     table = folded(flagged("gateway", text, 1) + calm("web", 0, 1) + calm("orders", 0, 1))
 
     def said(**ports: int) -> UnitTable:

@@ -1,5 +1,6 @@
 """Durations in lines, and the time that a service needed itself."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
 import polars as pl
@@ -48,7 +49,7 @@ def spans(*rows: tuple[str, int, float]) -> pl.DataFrame:
 
 
 def own(*rows: tuple[str, int, float]) -> dict[str, float]:
-    found = own_times(spans(*rows))
+    found, _ = own_times(spans(*rows))
     return {unit: BASE**level - 1 for unit, level in found.select("unit", "level").iter_rows()}
 
 
@@ -68,23 +69,25 @@ def test_a_call_that_outlives_its_caller_counts_as_far_as_it_reaches() -> None:
     assert found["web"] < 15
 
 
+def answered(unit: str, took: Mapping[int, float], *, window: int) -> pl.DataFrame:
+    """UNIT_LINES of a unit that answers request n of the window after `took[n]` milliseconds."""
+    texts = [f"answered duration_ms={ms} trace_id={n + 1000 * window + 10**6:032x}" for n, ms in took.items()]
+    at = [BEGIN + timedelta(minutes=window, seconds=n, milliseconds=ms) for n, ms in took.items()]
+    page = pl.DataFrame({"message": texts, "timestamp": at}).with_columns(
+        unit=pl.lit(unit), window=pl.lit(window), pattern_id=pl.lit(1), template_id=pl.lit(1),
+        second=pl.col("timestamp").dt.epoch("s"), flagged=pl.lit(value=False), found=pl.lit(value=False),
+    )  # fmt: skip
+    page = page.with_columns(spans_of(page))
+    blank = {name: pl.lit(None) for name in UNIT_LINES if name not in page.columns}
+    return page.with_columns(**blank).select(list(UNIT_LINES)).cast(UNIT_LINES)
+
+
 def requests(slow_ms: float, *, window: int, count: int = 20) -> list[pl.DataFrame]:
     """Pages of two services: `web` asks `orders`, which needs 10 ms and `slow_ms` more."""
-    pages = []
-    for unit, more in (("web", 15.0), ("orders", 10.0)):
-        at = [BEGIN + timedelta(minutes=window, seconds=n, milliseconds=slow_ms + more) for n in range(count)]
-        texts = [
-            f"answered duration_ms={slow_ms + more + n % 3} trace_id={n + 1000 * window + 10**6:032x}"
-            for n in range(count)
-        ]
-        page = pl.DataFrame({"message": texts, "timestamp": at}).with_columns(
-            unit=pl.lit(unit), window=pl.lit(window), pattern_id=pl.lit(1), template_id=pl.lit(1),
-            second=pl.col("timestamp").dt.epoch("s"), flagged=pl.lit(value=False), found=pl.lit(value=False),
-        )  # fmt: skip
-        page = page.with_columns(spans_of(page))
-        blank = {name: pl.lit(None) for name in UNIT_LINES if name not in page.columns}
-        pages.append(page.with_columns(**blank).select(list(UNIT_LINES)).cast(UNIT_LINES))
-    return pages
+    return [
+        answered(unit, {n: slow_ms + more + n % 3 for n in range(count)}, window=window)
+        for unit, more in (("web", 15.0), ("orders", 10.0))
+    ]
 
 
 def folded(pages: list[pl.DataFrame]) -> UnitTable:
@@ -104,6 +107,34 @@ def test_the_service_that_became_slow_comes_before_its_caller() -> None:
         slow.units.with_row_index("at").select(pl.col("at").cast(pl.Int64), "unit"), on="at"
     )
     assert dict(times.group_by("unit").agg(pl.col("n").sum()).iter_rows()) == {"orders": 20, "web": 20}
+
+
+def shops(lost_ms: Mapping[str, float], *, window: int) -> list[pl.DataFrame]:
+    """`web` asks `orders` or `search`, which need 10 ms each, and waits `lost_ms` more for the answer."""
+    asked = {n: "orders" if n % 2 else "search" for n in range(20)}
+    pages = [
+        answered("web", {n: 15.0 + n % 3 + lost_ms.get(to, 0.0) for n, to in asked.items()}, window=window)
+    ]
+    for unit in ("orders", "search"):
+        pages.append(answered(unit, {n: 10.0 for n, to in asked.items() if to == unit}, window=window))
+    return pages
+
+
+@pytest.mark.parametrize(
+    ("lost_ms", "first", "reason"),
+    [
+        ({"orders": 900.0}, "orders", "requests of `web` take longer where they call it"),
+        ({"orders": 900.0, "search": 900.0}, "web", "it needed longer for its requests itself"),
+    ],
+)
+def test_time_of_a_caller_belongs_to_the_unit_where_it_is_lost_with_that_unit_alone(
+    lost_ms: dict[str, float], first: str, reason: str
+) -> None:
+    normal = folded([page for window in range(-6, 0) for page in shops({}, window=window)])
+    ranking = rank_units(folded(shops(lost_ms, window=0)), normal, {})
+    assert ranking.units[0].unit == first
+    assert ranking.units[0].reasons[0].evidence is UnitEvidence.TIME
+    assert ranking.units[0].reasons[0].text.startswith(reason)
 
 
 def test_whole_traces_are_drawn_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,34 +68,30 @@ def spans_of(lines: pl.DataFrame) -> pl.DataFrame:
     return blank.with_columns(blank[name_].scatter(rows, spans[name_]) for name_ in SPANS)
 
 
-def own_times(spans: pl.DataFrame) -> pl.DataFrame:
-    """unit, window, template_id, level (logarithmic class) and n, of spans with these keys and SPANS."""
+def own_times(spans: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """unit, window, template_id, level (logarithmic class) and n, of spans with these keys and SPANS; and the
+    same of the spans that waited for another unit, with its name in `called`."""
     rows = spans.with_row_index("row").with_columns((pl.col("end_ms") - pl.col("ms")).alias("begin_ms"))
     others = rows.select("unit", "window", "request", "begin_ms", "end_ms", "ms")
-    waits = (
-        rows.join(others, on=["window", "request"], suffix="_o")
-        .filter(
-            (pl.col("unit") != pl.col("unit_o"))
-            & (pl.col("begin_ms_o") >= pl.col("begin_ms") - SLACK_MS)
-            & (pl.col("begin_ms_o") < pl.col("end_ms"))
-            # Of two that begin together the shorter one is inside the other.
-            & ((pl.col("begin_ms_o") > pl.col("begin_ms") + SLACK_MS) | (pl.col("ms_o") < pl.col("ms")))
-        )
-        .group_by("row")
-        .agg(
-            (pl.min_horizontal("end_ms", "end_ms_o") - pl.max_horizontal("begin_ms", "begin_ms_o"))
-            .sum()
-            .alias("wait")
-        )
+    inner = rows.join(others, on=["window", "request"], suffix="_o").filter(
+        (pl.col("unit") != pl.col("unit_o"))
+        & (pl.col("begin_ms_o") >= pl.col("begin_ms") - SLACK_MS)
+        & (pl.col("begin_ms_o") < pl.col("end_ms"))
+        # Of two that begin together the shorter one is inside the other.
+        & ((pl.col("begin_ms_o") > pl.col("begin_ms") + SLACK_MS) | (pl.col("ms_o") < pl.col("ms")))
     )
+    wait = pl.min_horizontal("end_ms", "end_ms_o") - pl.max_horizontal("begin_ms", "begin_ms_o")
+    waits = inner.group_by("row").agg(wait.sum().alias("wait"))
     own = pl.max_horizontal(0.0, pl.col("ms") - pl.col("wait").fill_null(0.0))
-    return (
-        rows.join(waits, on="row", how="left")
-        .select("unit", "window", "template_id", ((own + 1).log(BASE)).round().cast(pl.Int32).alias("level"))
-        .group_by("unit", "window", "template_id", "level")
-        .agg(pl.len().cast(pl.Int64).alias("n"))
-        .sort("unit", "window", "template_id", "level")
-    )
+    level = ((own + 1).log(BASE)).round().cast(pl.Int32).alias("level")
+    timed = rows.join(waits, on="row", how="left").select("row", "unit", "window", "template_id", level)
+    called = timed.join(inner.select("row", pl.col("unit_o").alias("called")).unique(), on="row")
+    key = ("unit", "window", "template_id", "level")
+    return _counted(timed, *key), _counted(called, *key, "called")
+
+
+def _counted(rows: pl.DataFrame, *key: str) -> pl.DataFrame:
+    return rows.group_by(key).agg(pl.len().cast(pl.Int64).alias("n")).sort(key)
 
 
 def excess(times: pl.DataFrame, normal: pl.DataFrame, size: int) -> Floats:
@@ -103,6 +99,15 @@ def excess(times: pl.DataFrame, normal: pl.DataFrame, size: int) -> Floats:
     found = np.zeros(size)
     if times.is_empty() or normal.is_empty():
         return found
+    sums = (
+        beyond_usual(times, normal).group_by("at").agg((pl.col("n") * pl.col("beyond_ms")).sum().alias("ms"))
+    )
+    found[sums["at"].to_numpy()] = np.log1p(sums["ms"].to_numpy())
+    return found
+
+
+def beyond_usual(times: pl.DataFrame, normal: pl.DataFrame) -> pl.DataFrame:
+    """Rows of `times` of templates that `normal` has, with `beyond_ms`: milliseconds above what is usual."""
     usual = (
         normal.group_by("template_id", "level")
         .agg(pl.col("n").sum())
@@ -113,10 +118,4 @@ def excess(times: pl.DataFrame, normal: pl.DataFrame, size: int) -> Floats:
         .agg(pl.col("level").min().alias("usual"))
     )
     above = pl.lit(BASE).pow(pl.col("level")) - pl.lit(BASE).pow(pl.col("usual"))
-    sums = (
-        times.join(usual, on="template_id")
-        .group_by("at")
-        .agg((pl.col("n") * above.clip(lower_bound=0.0)).sum().alias("ms"))
-    )
-    found[sums["at"].to_numpy()] = np.log1p(sums["ms"].to_numpy())
-    return found
+    return times.join(usual, on="template_id").with_columns(above.clip(lower_bound=0.0).alias("beyond_ms"))

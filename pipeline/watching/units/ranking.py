@@ -1,9 +1,11 @@
 """Units in order of how sick they are, each with its three reasons, and which of them are called sick.
 
-The evidence of a unit is the sum of its surprises, and what units that name it in flagged lines pass on to
-it (blame.py). A unit is sick at a level where so few normal units, each
-judged without itself, have as much. This is conformal: n normal units allow no level below 1 / (n + 1). With
-fewer than that no unit is called sick, and the answer says so. The order does not depend on the level.
+The evidence of a unit is the sum of its surprises, and what its callers pass on to it: time that they spend
+where they call it (waits.py), and what they say of it in flagged lines (blame.py).
+
+A unit is sick at a level where so few normal units, each judged without itself, have as much. This is
+conformal: n normal units allow no level below 1 / (n + 1). With fewer than that no unit is called sick, and
+the answer says so. The order does not depend on the level.
 """
 
 import math
@@ -21,6 +23,7 @@ from pipeline.watching.units.own_past import Beside, beside_past
 from pipeline.watching.units.tails import Floats
 from pipeline.watching.units.unit_lines import UnitTable
 from pipeline.watching.units.values import RankedUnit, UnitEvidence, UnitRanking, UnitReason
+from pipeline.watching.units.waits import moved, waited_for
 
 LEVEL: Final = 0.01  # of normal units may be called sick
 REASONS: Final = 3
@@ -59,6 +62,7 @@ def rank_units(
         among=among,
         pasts=weighed.beside.pasts,
         passed=weighed.passed,
+        waits=weighed.waits,
     )
     nats_of = weighed.beside.of_judged | {UnitEvidence.NAMED: weighed.blamed}
     flagged = np.zeros(judged.size, dtype=np.int64)
@@ -90,23 +94,30 @@ def rank_units(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighed:
     """`values`: the evidence of the judged units, `inside`: of the normal ones. `blamed`: what it grew by the
-    walk. `passed`: at, to, share."""
+    walk. `passed`: at, to, share. `waits`: the same, where time of callers is most of the time of `to`."""
 
     beside: Beside
     values: Floats
     inside: Floats
     blamed: Floats
     passed: pl.DataFrame
+    waits: pl.DataFrame
 
 
 def weigh_units(judged: UnitTable, base: UnitTable) -> Weighed:
-    """The sum of the surprises of each unit, after it walked along the names in flagged lines."""
+    """The sum of the surprises of each unit, after time of callers moved to the units they wait for, and the
+    sum walked along the names in flagged lines."""
     beside = beside_past(judged, base)
+    waits = waited_for(beside.judged, base)
+    own = beside.of_judged[UnitEvidence.TIME]
+    time = moved(own, waits)
+    beside = replace(beside, of_judged=beside.of_judged | {UnitEvidence.TIME: time})
+    waits = waits.filter(pl.Series((time > 2 * own)[waits["to"].to_numpy()]))
     alone, inside = (np.sum(list(found.values()), axis=0) for found in (beside.of_judged, beside.of_normal))
     passed = passed_on(beside.judged, base)
     values = walked(alone, passed)
     blamed = np.maximum(0.0, values - alone)
-    return Weighed(beside=beside, values=values, inside=inside, blamed=blamed, passed=passed)
+    return Weighed(beside=beside, values=values, inside=inside, blamed=blamed, passed=passed, waits=waits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +130,7 @@ class _Reasons:
     among: bool
     pasts: Mapping[str, UnitTable]
     passed: pl.DataFrame
+    waits: pl.DataFrame
 
     def of_unit(self, at: int, nats: Mapping[UnitEvidence, float]) -> tuple[UnitReason, ...]:
         """The heaviest of a unit, at most REASONS."""
@@ -151,9 +163,13 @@ class _Reasons:
                 number = int(found["n"].sum())
                 return f"{plural(number, 'finding')} in its sessions and rates: {text[:TEXT_CHARS]}", ()
             case UnitEvidence.TIME:
+                callers = self._units(self.waits.filter(pl.col("to") == at))
+                if callers:
+                    return f"requests of {callers} take longer where they call it", ()
                 return "it needed longer for its requests itself, without what it waited for others", ()
             case UnitEvidence.NAMED:
-                return self._named_by(at), ()
+                named = self._units(self.passed.filter(pl.col("to") == at))
+                return f"anomalous lines of {named} name it" if named else "", ()
             case UnitEvidence.FLAGGED:
                 found = rows.filter(pl.col("flagged") > 0).sort("p_value", "template_id", nulls_last=True)
                 number, (names, ids) = found["template_id"].n_unique(), self._named(found)
@@ -209,14 +225,11 @@ class _Reasons:
         how = f"{own_n:,} times" if own_n else "never"
         return f"{how}, where {self._whose} have it {plural(usual_n, 'time')}: {name}", ids or (template,)
 
-    def _named_by(self, at: int) -> str:
-        """Which units name it, those first that pass the most of what they have on to it."""
-        found = self.passed.filter(pl.col("to") == at).sort("share", "at", descending=[True, False])
-        if found.is_empty():
-            return ""
+    def _units(self, passing: pl.DataFrame) -> str:
+        """Names of the units `at` of at, to, share, those first that pass on the most of what they have."""
+        found = passing.sort("share", "at", descending=[True, False])
         names = ", ".join(f"`{self.judged.units['unit'][row]}`" for row in found["at"].to_list()[:NAMED])
-        more = f" and {found.height - NAMED} more" if found.height > NAMED else ""
-        return f"anomalous lines of {names}{more} name it"
+        return f"{names} and {found.height - NAMED} more" if found.height > NAMED else names
 
     def _named(self, rows: pl.DataFrame) -> tuple[str, tuple[int, ...]]:
         ids = tuple(dict.fromkeys(rows["template_id"].to_list()))[:NAMED]

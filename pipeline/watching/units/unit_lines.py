@@ -54,14 +54,16 @@ class UnitTable:
     `patterns`: at (row of `units`), pattern_id, template_id, n, flagged, p_value (the least flagged), text
     (of one flagged line). `findings`: at, template_id (below zero, of the cause), n, p_value (the least),
     text; without those about numbers where the unit's own time is known. `flags`: at, occasion, pattern_id of
-    flagged lines, each once. `times`: at, template_id, level, n (own_time.py). `ports`: unit, port, of all
-    units that were folded."""
+    flagged lines, each once. `times`: at, template_id, level, n (own_time.py). `calls`: the same of times
+    that waited for another unit, with `called`, its name. `ports`: unit, port, of all units that were
+    folded."""
 
     units: pl.DataFrame
     patterns: pl.DataFrame
     findings: pl.DataFrame
     flags: pl.DataFrame
     times: pl.DataFrame
+    calls: pl.DataFrame
     ports: pl.DataFrame
 
     @property
@@ -81,6 +83,7 @@ class UnitTable:
             findings=kept(self.findings),
             flags=kept(self.flags),
             times=kept(self.times),
+            calls=kept(self.calls),
             ports=self.ports,
         )
 
@@ -160,7 +163,7 @@ class UnitFold:
         )
         places = units.select(_KEY).with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("at"))
         placed = patterns.join(places, on=_KEY).sort("at", "template_id", "pattern_id")
-        times = own_times(self._spans[0]).join(places, on=_KEY)
+        times, calls = (timed.join(places, on=_KEY) for timed in own_times(self._spans[0]))
         # A caller of a slow unit is slow too, in more of its numbers. Own time tells them apart.
         timed = pl.col("at").is_in(times["at"].unique().to_list())
         findings = placed.filter(found & ~(pl.col("shift") & timed))
@@ -170,6 +173,7 @@ class UnitFold:
             findings=findings.select(list(_EMPTY.findings.schema)),
             flags=self._flags[0].join(places, on=_KEY).select(list(_EMPTY.flags.schema)).sort(pl.all()),
             times=times.select(list(_EMPTY.times.schema)).sort(pl.all()),
+            calls=calls.select(list(_EMPTY.calls.schema)).sort(pl.all()),
             ports=self._ports[0],
         )
 
@@ -279,5 +283,10 @@ _EMPTY: Final = UnitTable(
     ),
     flags=pl.DataFrame(schema={"at": pl.Int64, "occasion": pl.UInt64, "pattern_id": pl.UInt64}),
     times=pl.DataFrame(schema={"at": pl.Int64, "template_id": pl.Int64, "level": pl.Int32, "n": pl.Int64}),
+    calls=pl.DataFrame(
+        schema={
+            "at": pl.Int64, "template_id": pl.Int64, "level": pl.Int32, "called": pl.String, "n": pl.Int64,
+        }
+    ),
     ports=pl.DataFrame(schema={"unit": pl.String, "port": pl.Int32}),
 )  # fmt: skip
