@@ -13,10 +13,14 @@ Scoring shares prefixes, since a causal network never looks ahead:
     inputs   U = 6 distinct (piece, column) pairs: embedding, ln_1 and qkv of the first block run once each
     rows     [[0 1 3] [0 1 3] [0 2 3]]: (B, T) the input at each place. Attention gathers them line by line.
     scored   K = 7 of 9 places: proj, mlp and the output layer of the last block run on these only.
+
+A cache keeps inputs and the answers of prefixes from call to call, because a log repeats both.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Final, cast
 
 import numpy as np
@@ -36,12 +40,19 @@ _INIT_STD: Final = 0.05  # near 1/sqrt(width)
 # Ids per forward: bounds memory for any number of lines. Larger batches fall out of a core's cache.
 _BATCH_TOKENS: Final = {"cpu": 1 << 13, "cuda": 1 << 17}
 _RECTANGLES: Final = 4  # of a batch at least: attention over one of them fits a core's cache
+_PREFIX_BITS: Final = 18  # of the number of prefixes in a cache: 3 MiB
+_INPUTS_BYTES: Final = {
+    "cpu": 1 << 24,
+    "cuda": 0,
+}  # kept from call to call; a device's memory is the weights'
 _SPLITMIX: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
 # Packed lines of similar length: `rows` (B, T), the input at each place, and `scored` (K,), flat places row *
 # T + column.
 Packed = tuple[torch.Tensor, torch.Tensor]
 Floats = npt.NDArray[np.float32]
+Hashes = npt.NDArray[np.uint64]
+Inputs = tuple[torch.Tensor, torch.Tensor]  # vectors (U, D), and their queries, keys and values (U, 3 * D)
 
 
 class CausalNetwork(nn.Module):
@@ -85,24 +96,25 @@ class CausalNetwork(nn.Module):
         nll = share * (log_z - logits.gather(1, targets[:, None])[:, 0]).mean()
         return nll + share * _LOG_Z_WEIGHT * (log_z * log_z).mean(), nll
 
-    def target_nll(
-        self, inputs: torch.Tensor, packed: Sequence[Packed], targets: torch.Tensor
-    ) -> torch.Tensor:
-        """(K,) nats, at least 0, of the pieces `targets` (K,) at the asked places of all packed lines.
+    def first_layers(self, pieces: torch.Tensor, columns: torch.Tensor) -> "Inputs":
+        """Of U pieces in these columns."""
+        hidden = self.token_embedding(pieces) + self.position_embedding(columns)
+        return hidden, cast("Block", self.blocks[0]).queries(hidden)
 
-        `inputs` (2, U): distinct pieces and their columns.
-        """
-        hidden = self.token_embedding(inputs[0]) + self.position_embedding(inputs[1])  # (U, D)
-        *blocks, last = cast("list[Block]", list(self.blocks))
-        for block in blocks:
-            hidden = block.on_packed(hidden, [(rows, _flat_places(rows)) for rows, _ in packed])
+    def target_nll(self, inputs: "Inputs", packed: Sequence[Packed], targets: torch.Tensor) -> torch.Tensor:
+        """(K,) nats, at least 0, of the pieces `targets` (K,) at the asked places of all packed lines."""
+        hidden, qkv = inputs
+        blocks = cast("list[Block]", list(self.blocks))
+        for block, following in pairwise(blocks):
+            hidden = block.on_packed(hidden, qkv, [(rows, _flat_places(rows)) for rows, _ in packed])
+            qkv = following.queries(hidden)
             # From here on each place has a vector of its own.
             ends = np.cumsum([rows.numel() for rows, _ in packed]).tolist()
             packed = [
                 (end - rows.numel() + _flat_places(rows).view_as(rows), scored)
                 for end, (rows, scored) in zip(ends, packed, strict=True)
             ]
-        hidden = self.ln_f(last.on_packed(hidden, packed))  # (K, D)
+        hidden = self.ln_f(blocks[-1].on_packed(hidden, qkv, packed))  # (K, D)
         logits = (hidden * self.token_embedding(targets)).sum(-1) + self.bias[targets]
         return cast("torch.Tensor", (-logits).clamp_min(0.0))
 
@@ -121,14 +133,17 @@ class Block(nn.Module):
         self.fc_out = nn.Linear(config.feed_forward, config.hidden)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.mlp(hidden, self.attention(self.qkv(self.ln_1(hidden))))
+        return self.mlp(hidden, self.attention(self.queries(hidden)))
 
-    def on_packed(self, hidden: torch.Tensor, packed: Sequence[Packed]) -> torch.Tensor:
-        """(M, D) vectors of the inputs -> (K, D) at the asked places of lines packed from them.
+    def queries(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(..., D) -> (..., 3 * D): query, key and value."""
+        return cast("torch.Tensor", self.qkv(self.ln_1(hidden)))
+
+    def on_packed(self, hidden: torch.Tensor, qkv: torch.Tensor, packed: Sequence[Packed]) -> torch.Tensor:
+        """(M, D) vectors of inputs and their `queries` -> (K, D) at the asked places of lines packed of them.
 
         Only attention runs line by line.
         """
-        qkv = self.qkv(self.ln_1(hidden))  # (M, 3 * D)
         attended = [
             self.attention(functional.embedding(rows, qkv)).flatten(0, 1).index_select(0, scored)
             for rows, scored in packed
@@ -157,63 +172,160 @@ def set_bias(bias: torch.Tensor, frequency: npt.NDArray[np.float64]) -> None:
         bias.copy_(torch.from_numpy(share).float())
 
 
-def piece_surprisals(network: CausalNetwork, lines: EncodedLines, device: torch.device) -> Floats:
-    """Surprisal in nats of every scored piece, (N,) as in `lines.ids`; 0 for mask tokens."""
+class CausalCache:
+    """What a network with fixed weights answered before. Thread-safe; a full cache forgets."""
+
+    def __init__(self, network: CausalNetwork) -> None:
+        self._network = network
+        self._lock = threading.Lock()
+        slots = 1 << _PREFIX_BITS
+        # The upper bits of a hash are its slot. The hashes of an empty cache are of other slots.
+        self._hashes = ~(np.arange(slots, dtype=np.uint64) << np.uint64(64 - _PREFIX_BITS))
+        self._nats = np.zeros(slots, dtype=np.float32)
+        self._first = np.zeros(slots, dtype=np.int32)
+        self._vocab, width = map(int, network.token_embedding.weight.shape)
+        room = _INPUTS_BYTES.get(network.bias.device.type, 0)
+        self._most = room // (4 * width * network.bias.element_size())  # inputs
+        self._count = 1
+        self._forget_inputs(0)
+
+    def nats(self, hashes: Hashes) -> tuple[Floats, Ints, Ints]:
+        """Of prefixes (S,): nats (S,); which are not known (M,); and for each of these, the one that stands
+        for it, as a number in 0..M-1 (M,). Two of the same prefix may stand for themselves.
+        """
+        slot = _slots(hashes)
+        with self._lock:
+            unknown = np.flatnonzero(self._hashes[slot] != hashes)
+            nats = self._nats[slot]
+            slot, hashes = slot[unknown], hashes[unknown]
+            number = np.arange(len(unknown), dtype=np.int32)
+            self._first[slot[::-1]] = number[::-1]
+            first = self._first[slot]
+        return nats, unknown, np.where(hashes[first] == hashes, first, number)
+
+    def keep(self, hashes: Hashes, nats: Floats) -> None:
+        slot = _slots(hashes)
+        with self._lock:
+            self._hashes[slot] = hashes
+            self._nats[slot] = nats  # of two hashes for one slot numpy keeps the last, here and above
+
+    def inputs(self, pieces: Ints, columns: Ints) -> tuple[Inputs, Ints]:
+        """Vectors of inputs, and which of them belongs to each of these (piece, column) pairs (P,)."""
+        keys = columns * self._vocab + pieces
+        with self._lock:
+            slots = self._slot[keys]
+            new = self._different(keys[slots == 0])
+            if self._count + len(new) > len(self._inputs[0]):
+                self._forget_inputs(len(np.unique(keys)) + 1)
+                new = self._different(keys)
+            if len(new):
+                begin, self._count = self._count, self._count + len(new)
+                where = self._network.bias.device
+                made = self._network.first_layers(
+                    torch.from_numpy(new % self._vocab).to(where),
+                    torch.from_numpy(new // self._vocab).to(where),
+                )
+                for kept, more in zip(self._inputs, made, strict=True):
+                    kept[begin : self._count] = more
+                self._slot[new] = np.arange(begin, self._count)
+                slots = self._slot[keys]
+            return self._inputs, slots.astype(np.int64)
+
+    def _different(self, keys: Ints) -> Ints:
+        """Each of these keys without a slot once."""
+        number = np.arange(len(keys), dtype=np.int32)
+        self._slot[keys] = number  # for this comparison alone
+        different: Ints = keys[self._slot[keys] == number]
+        self._slot[different] = 0
+        return different
+
+    def _forget_inputs(self, least: int) -> None:
+        """New arrays, since another thread may read the old ones. Slot 0 is no input's."""
+        bias, width = self._network.bias, self._network.token_embedding.embedding_dim
+        rows = max(self._most, least)
+        # Zeros, so that no batch waits for its pages.
+        self._inputs = (bias.new_zeros(rows, width), bias.new_zeros(rows, 3 * width))
+        self._slot = np.zeros(self._vocab * self._network.position_embedding.num_embeddings, dtype=np.int32)
+        self._count = 1
+
+
+def _slots(hashes: Hashes) -> Ints:
+    slots: Ints = (hashes >> np.uint64(64 - _PREFIX_BITS)).astype(np.int64)
+    return slots
+
+
+def piece_surprisals(
+    network: CausalNetwork, lines: EncodedLines, device: torch.device, cache: CausalCache | None = None
+) -> Floats:
+    """Surprisal in nats of every scored piece, (N,) as in `lines.ids`; 0 for mask tokens.
+
+    `cache` is one of this network.
+    """
     out = np.zeros(len(lines.ids), dtype=np.float32)
     room = _BATCH_TOKENS.get(device.type, _BATCH_TOKENS["cpu"])
     with torch.inference_mode():
+        cache = cache or CausalCache(network)
         for at, start in lines.batches(room):
             if lines.scored[at].any():
-                packing = rectangles(start, room // _RECTANGLES)
-                out[at] = _batch_surprisals(network, lines.ids[at], start, lines.scored[at], packing)
+                out[at] = _batch_surprisals(network, lines.ids[at], start, lines.scored[at], cache)
     return out
 
 
 def _batch_surprisals(
-    network: CausalNetwork, ids: Ints, start: Ints, scored: Bools, packing: Iterable[tuple[Ints, Bools]]
+    network: CausalNetwork, ids: Ints, start: Ints, scored: Bools, cache: CausalCache
 ) -> Floats:
-    """(N,) nats of the pieces `ids` (N,) of lines that begin at `start` (L + 1,), packed by `rectangles`."""
-    column = np.arange(len(ids)) - np.repeat(start[:-1], np.diff(start))
-    pairs, pair = np.unique(column << 32 | ids, return_inverse=True)
-    # The input of a place is the piece before its target; [CLS] stands before the first one.
-    inputs = np.stack([np.append(CLS_ID, pairs & 0xFFFFFFFF), np.append(0, (pairs >> 32) + 1)])
-    input_of = np.where(column > 0, np.roll(pair + 1, 1), 0)
+    """(N,) nats of the pieces `ids` (N,) of lines that begin at `start` (L + 1,)."""
+    line = np.repeat(np.arange(len(start) - 1), np.diff(start))
+    column = np.arange(len(ids)) - start[line]
     where = np.flatnonzero(scored)
-    _, first, owner = np.unique(
-        _prefix_hashes(pairs, pair, start)[where], return_index=True, return_inverse=True
-    )
-    first_of_prefix = np.zeros(len(ids), dtype=np.bool_)
-    first_of_prefix[where[first]] = True
+    hashes = _prefix_hashes(column, ids, start)[where]
+    nats = np.zeros(len(ids), dtype=np.float32)
+    nats[where], unknown, owner = cache.nats(hashes)
+    stands = np.flatnonzero(owner == np.arange(len(owner)))
+    asked = np.zeros(len(ids), dtype=np.bool_)
+    asked[where[unknown[stands]]] = True
+    if not len(stands):
+        return nats
+    # A line is read up to its last asked place.
+    lengths = np.zeros(len(start) - 1, dtype=np.int64)
+    places = np.flatnonzero(asked)
+    lengths[line[places]] = column[places] + 1  # the last of a line stays
+    read = column < lengths[line]
+    # The input of a place is the piece before its target; [CLS] stands before the first one.
+    before = np.where(column > 0, np.roll(ids, 1), CLS_ID)[read]
+    inputs, slots = cache.inputs(before, column[read])
+    input_of = np.zeros(len(ids), dtype=np.int64)
+    input_of[read] = slots
 
     def on_device(array: Ints) -> torch.Tensor:
         return torch.from_numpy(array).to(network.bias.device)
 
     packed: list[Packed] = []
     answered: list[Ints] = []
-    for places, real in packing:
-        chosen = np.flatnonzero(first_of_prefix[places] & real)
+    room = _BATCH_TOKENS.get(network.bias.device.type, _BATCH_TOKENS["cpu"])
+    for places, real in rectangles(start, room // _RECTANGLES, lengths):
+        chosen = np.flatnonzero(asked[places] & real)
         packed.append((on_device(input_of[places]), on_device(chosen)))
         answered.append(places.ravel()[chosen])
     answers = np.concatenate(answered)
-    nats = np.zeros(len(ids), dtype=np.float32)
-    nats[answers] = network.target_nll(on_device(inputs), packed, on_device(ids[answers])).numpy(force=True)
-    nats[where] = nats[where[first][owner]]
+    nats[answers] = network.target_nll(inputs, packed, on_device(ids[answers])).numpy(force=True)
+    cache.keep(hashes[unknown[stands]], nats[where[unknown[stands]]])
+    nats[where[unknown]] = nats[where[unknown[owner]]]
     return nats
 
 
-def _prefix_hashes(pairs: Ints, pair: Ints, start: Ints) -> npt.NDArray[np.uint64]:
+def _prefix_hashes(column: Ints, ids: Ints, start: Ints) -> Hashes:
     """(N,) a hash of each line up to and including each place; equal for equal prefixes.
 
-    `pair` (N,): which of the distinct (column, piece) `pairs` stands at each place. A prefix is a set of such
-    pairs, so a sum of mixed numbers identifies it (splitmix64, Steele et al., OOPSLA 2014) unless 64 bits
-    collide.
+    A prefix is a set of (column, piece) pairs, so a sum of mixed numbers identifies it (splitmix64, Steele et
+    al., OOPSLA 2014) unless 64 bits collide.
     """
-    mixed = pairs.astype(np.uint64)
+    mixed = (column << 32 | ids).astype(np.uint64)
     for shift, factor in _SPLITMIX:
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    sums = np.cumsum((mixed ^ (mixed >> np.uint64(31)))[pair])
+    sums = np.cumsum(mixed ^ (mixed >> np.uint64(31)))
     before = np.append(np.uint64(0), sums)[start[:-1]]
-    hashes: npt.NDArray[np.uint64] = sums - np.repeat(before, np.diff(start))
+    hashes: Hashes = sums - np.repeat(before, np.diff(start))
     return hashes
 
 

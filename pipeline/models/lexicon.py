@@ -58,12 +58,13 @@ class EncodedLines:
             begin = end
 
 
-def rectangles(start: Ints, room: int) -> Iterator[tuple[Ints, Bools]]:
+def rectangles(start: Ints, room: int, lengths: Ints | None = None) -> Iterator[tuple[Ints, Bools]]:
     """Packs lines of similar length: the places of their pieces, and which are no padding, both (B, T).
 
-    `start` (L + 1,): where each line begins. About `room` places each; empty lines are in none.
+    `start` (L + 1,): where each line begins. `lengths` (L,): how many of its pieces are read, all by default.
+    About `room` places each; empty lines are in none.
     """
-    lengths = np.diff(start)
+    lengths = np.diff(start) if lengths is None else lengths
     order = np.argsort(lengths, kind="stable")
     order = order[np.searchsorted(lengths[order], 1) :]
     sizes = lengths[order]

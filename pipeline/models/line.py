@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from pipeline.errors import BadBundle
 from pipeline.models import bundle as bundles
-from pipeline.models.causal import CausalNetwork, finite, piece_surprisals
+from pipeline.models.causal import CausalCache, CausalNetwork, finite, piece_surprisals
 from pipeline.models.config import ModelConfig, NetworkKind, model_config
 from pipeline.models.encoder.pretrained import PretrainedTokenizer
 from pipeline.models.evidence import Evidence
@@ -121,6 +121,7 @@ class LineModel:
         self._novelty = novelty
         self._prior = prior
         self._masks = re.compile("|".join(map(re.escape, tokenizer.tokens)) or r"(?!)", re.IGNORECASE)
+        self._cache = CausalCache(self.network) if config.kind is NetworkKind.CAUSAL else None
         self._spelt = PieceMarks()  # under the lexicon's lock
         self._lexicon = Lexicon(tokenizer, self._describe)
 
@@ -202,7 +203,7 @@ class LineModel:
     def _surprisals(self, lines: EncodedLines) -> Any:
         """Nats of every scored piece, (N,)."""
         if self.config.kind is NetworkKind.CAUSAL:
-            return piece_surprisals(self.network, lines, self.device)
+            return piece_surprisals(self.network, lines, self.device, self._cache)
         from pipeline.models.encoder.network import masked_surprisals
 
         return masked_surprisals(self.network, lines, self.device)
