@@ -147,6 +147,12 @@ def is_own_host(header: str | None, address: str) -> bool:
     no Host is no browser."""
     if not header:
         return header is None
+    # Senders repeat theirs in each request. No longer one names a host, so none fills the memory.
+    return (_is_own if len(header) <= MOST_HOST else _is_own.__wrapped__)(header, address)
+
+
+@functools.lru_cache(maxsize=256)
+def _is_own(header: str, address: str) -> bool:
     name = _host(header)
     try:
         ipaddress.ip_address(name)

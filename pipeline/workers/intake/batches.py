@@ -71,7 +71,7 @@ def text_size(records: PushedRecords) -> int:
     """Bytes of text. Raises Undecodable for lone surrogates."""
     try:
         for column in (records.hosts, records.processes, records.services):
-            "".join(text or "" for text in column or ()).encode()
+            "".join(filter(None, column or ())).encode()
         return records.size
     except UnicodeEncodeError:
         raise Undecodable("a record holds a lone surrogate, which is no text; send valid UTF-8") from None
@@ -80,10 +80,16 @@ def text_size(records: PushedRecords) -> int:
 def with_usable_names(records: PushedRecords) -> PushedRecords:
     """With names of workloads that can be part of keys and file names."""
     names = records.workloads or [UNKNOWN] * records.height
-    cleaned = {name: printable_name(name)[:MAX_NAME] or UNKNOWN for name in set(names)}
+    cleaned = {name: _usable(name) for name in set(names)}
     if records.workloads is not None and all(old == new for old, new in cleaned.items()):
         return records
     return msgspec.structs.replace(records, workloads=[cleaned[name] for name in names])
+
+
+def _usable(name: str) -> str:
+    if name.isprintable() and 0 < len(name) <= MAX_NAME:
+        return name
+    return printable_name(name)[:MAX_NAME] or UNKNOWN
 
 
 def _named(records: PushedRecords) -> PushedRecords:

@@ -105,14 +105,16 @@ class Exchange:
     def _hints(self, request: Request) -> Hints:
         scope = request.scope
         query = dict(request.query_params) if scope["query_string"] else {}
-        headers = dict(request.headers)
+        headers: dict[str, str] = {}  # the first of each name; the headers of Starlette search for each
+        for field_name, value in scope["headers"]:
+            headers.setdefault(field_name.decode("latin-1"), value.decode("latin-1"))
         return Hints(
             path=scope["path"],
             content_type=headers.get("content-type", "").lower(),
             query=query,
             headers=headers,
             workload=query.get("workload", ""),
-            peer=request.client.host if request.client else "",
+            peer=scope["client"][0] if scope["client"] else "",
             protocol=self.dialect.protocol,
             rules=self.service.rules.rules,
         )
