@@ -4,6 +4,7 @@ Renewal ends after a limit, so a step that hangs loses its claims. A holder that
 harm, because every move of a batch compares its claim again."""
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 from pipeline.errors import RedisUnavailable
@@ -28,6 +29,7 @@ class ClaimRenewal:
         Time in which Redis did not answer, or this process was stopped, does not count.
         """
         self._claims = {claim.batch_id: claim for claim in claims}
+        self._since = dict.fromkeys(self._claims, time.monotonic())
         self._lost: set[str] = set()
         self._renew, self._on_timeout = renew, on_timeout
         self._pause_s, self._left_s = pause_s, limit_s
@@ -38,11 +40,16 @@ class ClaimRenewal:
         """Renews this claim too from now on."""
         with self._lock:
             self._claims[claim.batch_id] = claim
+            self._since[claim.batch_id] = time.monotonic()
 
     def drop(self, claim: Claim) -> None:
         """Forgets a claim whose batch was handed on or released."""
         with self._lock:
             self._claims.pop(claim.batch_id, None)
+
+    def held_s(self, claim: Claim) -> float:
+        """How long the claim has been here, in seconds."""
+        return time.monotonic() - self._since[claim.batch_id]
 
     def owns(self, claim: Claim) -> bool:
         """True when the claim was ours at the last renewal."""

@@ -9,6 +9,7 @@ import socket
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -105,6 +106,11 @@ class Context:
     @functools.cached_property
     def ledger(self) -> Ledger:
         return Ledger(self.client, self.settings)
+
+    @functools.cached_property
+    def committer(self) -> ThreadPoolExecutor:
+        """The one thread that commits while the step goes on (tasks/grouping/group_commit.py)."""
+        return ThreadPoolExecutor(1, "commit")
 
     @functools.cached_property
     def submit(self) -> Submit:

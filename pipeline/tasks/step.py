@@ -8,7 +8,6 @@ counts as such a fault: its process ends itself."""
 
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
@@ -100,7 +99,6 @@ def perform(context: Context, stage: Stage, batch_id: str, step: Step) -> str | 
 def perform_joint(context: Context, stage: Stage, batch_id: str, joint: JointStep) -> str | None:
     """`perform` with a step that may take other batches along. All of them share the time limit."""
     log = logger(batch=batch_id, stage=stage.value)
-    start = time.monotonic()
     reason = None
     try:
         claim = context.ledger.claim(batch_id, stage, context.owner)
@@ -118,7 +116,7 @@ def perform_joint(context: Context, stage: Stage, batch_id: str, joint: JointSte
             for member, result in joint(context, claim, holding):
                 end = _settle(context, member, result)
                 holding.drop(member)
-                _report(context, member, end, time.monotonic() - start)
+                _report(context, member, end, holding.held_s(member))
                 if member is claim:
                     reason = end.reason
     except (RedisUnavailable, redis.ConnectionError, redis.TimeoutError) as exc:

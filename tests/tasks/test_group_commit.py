@@ -1,5 +1,6 @@
 """Small batches in one commit of the results, and what is promised of each of them all the same."""
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from pipeline.records.batch import Purpose
 from pipeline.records.delivery import Claim, Meta, Stage
 from pipeline.settings import Settings
 from pipeline.sinks.choose import parquet_of
-from pipeline.tasks import drain, ingest, store
+from pipeline.tasks import drain, frontend, ingest, store
 from pipeline.tasks.context import Context
 from pipeline.tasks.grouping import group_commit
 from pipeline.tasks.step import perform
@@ -96,12 +97,100 @@ def test_a_baseline_is_stored_apart_from_results_of_the_same_pass(context: Conte
     assert parquet_of(context.settings, Purpose.BASELINE).read("calm", "shop") is not None
 
 
-def test_a_group_ends_with_enough_records(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_ends_with_enough_records_and_the_step_goes_on_with_the_next_while_it_is_stored(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_commit, "GROUP_RECORDS", 4)
+    sent(context, "a", "b", "c", "d", "e")
+    sink: Any = context.sink(Purpose.SCORE)
+    write_all, prepared, next_begun = sink.write_all, frontend.prepared_batches, threading.Event()
+    stored: list[tuple[list[str], bool]] = []  # of each commit: its batches, and whether another group began
+    begun: list[list[str]] = []
+
+    def begins(context: Context, claims: Any, works: Any) -> Any:
+        begun.append([claim.batch_id for claim in claims])
+        if len(begun) > 1:
+            next_begun.set()
+        return prepared(context, claims, works)
+
+    def slow(batches: Any, **more: Any) -> None:
+        names = [name for name, _ in batches]
+        stored.append((names, "e" in names or next_begun.wait(20)))
+        next_begun.clear()
+        write_all(batches, **more)
+
+    monkeypatch.setattr(frontend, "prepared_batches", begins)
+    monkeypatch.setattr(sink, "write_all", slow)
+    assert ingest.run(context, "a") is None
+    assert begun == [["a", "b"], ["c", "d"], ["e"]]
+    assert stored == [(["a", "b"], True), (["c", "d"], True), (["e"], True)]
+    assert commits(context) == [{"a", "b"}, {"c", "d"}, {"e"}]
+    assert states(context, "a", "b", "c", "d", "e") == ["done"] * 5
+    check_sums(snapshot(context.client, context.settings.redis.key_prefix))
+    assert [name for name in "abcde" if spent.take("ingest", name)] == ["b", "c", "d", "e"]
+
+
+def test_a_step_begins_no_group_after_its_time_and_none_of_backfill_while_fresh_batches_wait(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_commit, "GROUP_RECORDS", 2)
+    sent(context, "a", "b")
+    monkeypatch.setattr(group_commit, "CHAIN_S", 0.0)
+    ingest.run(context, "a")
+    assert states(context, "a", "b") == ["done", "ingest"]
+    monkeypatch.setattr(group_commit, "CHAIN_S", 60.0)
+    producer = Producer(context.ledger, context.submit, context.settings)
+    for name in ("old-1", "old-2"):
+        producer.send(KNOWN, workload="shop", batch_id=name, backfill=True)
+    ingest.run(context, "old-1")
+    assert states(context, "old-1", "old-2") == ["done", "ingest"], "the message of b waits"
+    context.client.delete(f"{context.settings.redis.key_prefix}:ingest")
+    ingest.run(context, "old-2")
+    assert states(context, "b", "old-2") == ["ingest", "done"]
+
+
+def test_a_group_that_cannot_be_stored_waits_uncounted_and_the_next_one_is_stored(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(group_commit, "GROUP_RECORDS", 4)
     sent(context, "a", "b", "c")
-    ingest.run(context, "a")
-    assert commits(context) == [{"a", "b"}]
-    assert states(context, "c") == ["ingest"]
+    sink: Any = context.sink(Purpose.SCORE)
+    write_all = sink.write_all
+
+    def full(batches: Any, **more: Any) -> None:
+        if [name for name, _ in batches] == ["a", "b"]:
+            raise SinkUnavailable("no space left; free space")
+        write_all(batches, **more)
+
+    monkeypatch.setattr(sink, "write_all", full)
+    assert "no space left" in (ingest.run(context, "a") or "")
+    assert states(context, "a", "b", "c") == ["ingest", "ingest", "done"]
+    for name in ("a", "b"):
+        assert context.client.hget(context.ledger.keys.batch(name), "attempts") == b"0"
+
+
+def test_a_worker_killed_in_the_commit_of_a_group_leaves_the_next_one_to_another(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_commit, "GROUP_RECORDS", 4)
+    sent(context, "a", "b", "c")
+
+    def dies(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    commit = context.ledger.commit_all
+    monkeypatch.setattr(context.ledger, "commit_all", dies)
+    with pytest.raises(KeyboardInterrupt):
+        ingest.run(context, "a")
+    monkeypatch.setattr(context.ledger, "commit_all", commit)
+    assert states(context, "a", "b", "c") == ["ingest"] * 3
+    for name in "abc":
+        context.client.hset(context.ledger.keys.batch(name), mapping={"deadline": 1, "not_before": 0})
+    for name in "abc":
+        assert ingest.run(context, name) is None
+    assert states(context, "a", "b", "c") == ["done"] * 3
+    rows = parquet_of(context.settings).scan().collect()
+    assert rows.height == rows["record_id"].n_unique() == 8
 
 
 def test_a_claim_that_is_lost_before_the_commit_leaves_the_group(

@@ -3,9 +3,15 @@
 Each batch is still committed in the ledger by its own id, and its claim is checked before the results become
 visible. A group that fails because of one batch says nothing about the others: they are given back uncounted,
 and this process stores them alone from then on.
+
+Most of a commit waits: for the disk, and for Redis. So where more batches wait, the step goes on with the
+next group while one thread commits this one. At most one group is in the thread, groups are committed in
+their turn, and a batch counts as done when its commit has ended. The step begins no group after `CHAIN_S`.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +19,7 @@ from typing import Final
 
 import polars as pl
 
-from pipeline.errors import ClaimLost
+from pipeline.errors import ClaimLost, RedisUnavailable
 from pipeline.ledger.renewal import ClaimRenewal
 from pipeline.logs import logger
 from pipeline.messages.routing import of_class
@@ -28,6 +34,8 @@ from pipeline.tasks.step import StepResult, attempt, is_external
 # What ends a group: as many records as one large batch has.
 GROUP_RECORDS: Final = 10_000
 GROUP_BATCHES: Final = 64
+# Groups of a step begin so long. Fresh batches wait behind it, and a worker that is told to end finishes it.
+CHAIN_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +51,9 @@ class Unstored:
 Found = tuple[Claim, Stage | Unstored | None]
 # The work on batches up to their results. It may stop at one with an error.
 Begin = Callable[[Context, Sequence[Claim]], Iterator[Found]]
+# The batches of a group that are to be stored, by the place of their results.
+Groups = dict[Purpose, list[tuple[Claim, Unstored]]]
+Results = list[tuple[Claim, StepResult]]
 
 
 def joined(parts: Sequence[Unstored]) -> Unstored:
@@ -73,24 +84,66 @@ def _together(
         ((_, found),) = begin(context, [claim])
         return committed_or_stage(context, claim, found)
 
-    if claim.exhausted or alone(context, claim) or claim.records >= GROUP_RECORDS:
+    if claim.exhausted or alone(context, claim):
         yield claim, attempt(context, claim, one)
         return
-    members, records = [claim], claim.records
     others = claim_others(context, claim, holding, stage=stage, queue=queue, limit=GROUP_BATCHES)
-    for member in others:
+    until = time.monotonic() + CHAIN_S
+    members = _filled(others, claim)
+    committing: Future[Results] | None = None
+    try:
+        while members:
+            if committing is not None and any(member.rescore or member.several for member in members):
+                yield from committing.result()  # the work on these asks the sink, which is for one thread
+                committing = None
+            groups: Groups = {}
+            for member, found in _results(context, members, begin):
+                if isinstance(found, Unstored):
+                    groups.setdefault(member.meta.purpose, []).append((member, found))
+                else:
+                    yield member, found
+            if committing is not None:
+                yield from committing.result()
+                committing = None
+            first, members = members[0], []
+            if _goes_on(context, claim, queue, until):
+                members = _filled(others)
+            if members:
+                committing = context.committer.submit(_commit_groups, context, first, groups)
+            else:
+                yield from _committed_groups(context, first, groups)
+    finally:
+        if committing is not None:
+            wait([committing])
+
+
+def _goes_on(context: Context, claim: Claim, queue: str, until: float) -> bool:
+    """Whether the step may begin another group: there is time, and no fresh batch waits behind backfill."""
+    if context.app is None or time.monotonic() >= until:
+        return False
+    try:
+        return not (claim.backfill and context.submit.next_ids(queue, 1))
+    except RedisUnavailable:
+        return False  # the next call to Redis reports it
+
+
+def _filled(others: Iterator[Claim], *begun: Claim) -> list[Claim]:
+    """A group of the batches `begun` and of others, which are claimed as they are taken."""
+    members, records = list(begun), sum(member.records for member in begun)
+    while records < GROUP_RECORDS and (member := next(others, None)) is not None:
         members.append(member)
         records += member.records
-        if records >= GROUP_RECORDS:
-            break
-    groups: dict[Purpose, list[tuple[Claim, Unstored]]] = {}
-    for member, found in _results(context, members, begin):
-        if isinstance(found, Unstored):
-            groups.setdefault(member.meta.purpose, []).append((member, found))
-        else:
-            yield member, found
+    return members
+
+
+def _commit_groups(context: Context, first: Claim, groups: Groups) -> Results:
+    """`_committed_groups` for a thread."""
+    return list(_committed_groups(context, first, groups))
+
+
+def _committed_groups(context: Context, first: Claim, groups: Groups) -> Iterator[tuple[Claim, StepResult]]:
     for purpose, group in groups.items():
-        yield from _commit_group(context, claim, purpose, group)
+        yield from _commit_group(context, first, purpose, group)
 
 
 def _results(
