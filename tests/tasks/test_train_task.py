@@ -778,7 +778,7 @@ def test_a_training_from_documents_goes_on_when_its_trainer_was_killed(
     pages = documents.DocumentReader.pages
 
     def counted(reader: documents.DocumentReader) -> Iterator[pl.DataFrame]:
-        reader.size = 100
+        reader.size = reader.together = 100
         for page in pages(reader):
             read.append(page.height)
             if len(read) == 5:
