@@ -44,7 +44,7 @@ class HecRefused(Undecodable):
         self.event = event
 
 
-class _Event(msgspec.Struct):
+class _Event(msgspec.Struct, gc=False):
     event: msgspec.Raw = msgspec.Raw(b"")
     time: Any = None
     host: Any = None
@@ -54,7 +54,7 @@ class _Event(msgspec.Struct):
     fields: dict[str, Any] | None = None
 
 
-class _DockerLine(msgspec.Struct, forbid_unknown_fields=True):
+class _DockerLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """The event that Docker's driver makes of a line."""
 
     line: str

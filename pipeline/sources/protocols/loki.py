@@ -30,25 +30,25 @@ _HOSTS: Final = ("host", "hostname", "node_name", "instance")
 _SERVICES: Final = ("service_name", "app", "container", "job")
 
 
-class _Value(msgspec.Struct, array_like=True):
+class _Value(msgspec.Struct, array_like=True, gc=False):
     time: int | str
     line: str
     metadata: dict[str, Any] | None = None
 
 
-class _Entry(msgspec.Struct):
+class _Entry(msgspec.Struct, gc=False):
     ts: int | str | None = None
     line: str = ""
 
 
-class _Stream(msgspec.Struct):
+class _Stream(msgspec.Struct, gc=False):
     stream: dict[str, Any] | None = None
     values: list[_Value] | None = None
     labels: str | None = None  # of version 0, with the entries
     entries: list[_Entry] | None = None
 
 
-class _Push(msgspec.Struct):
+class _Push(msgspec.Struct, gc=False):
     streams: list[_Stream] | None = None
 
 

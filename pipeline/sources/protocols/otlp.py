@@ -178,10 +178,11 @@ def _request_of_bytes() -> tuple[type[Message], frozenset[str]]:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(name)), frozenset(texts)
 
 
-# JSON: names in lower camel case, 64-bit integers as numbers or texts
+# JSON: names in lower camel case, 64-bit integers as numbers or texts. It has no cycles, so that Python need
+# not search it for garbage.
 
 
-class _JsonValue(msgspec.Struct, rename="camel"):
+class _JsonValue(msgspec.Struct, rename="camel", gc=False):
     string_value: str | None = None
     bool_value: bool | None = None
     int_value: int | str | None = None
@@ -191,20 +192,20 @@ class _JsonValue(msgspec.Struct, rename="camel"):
     bytes_value: str | None = None
 
 
-class _JsonArray(msgspec.Struct):
+class _JsonArray(msgspec.Struct, gc=False):
     values: list[_JsonValue | None] | None = None
 
 
-class _JsonPair(msgspec.Struct):
+class _JsonPair(msgspec.Struct, gc=False):
     key: str = ""
     value: _JsonValue | None = None
 
 
-class _JsonPairs(msgspec.Struct):
+class _JsonPairs(msgspec.Struct, gc=False):
     values: list[_JsonPair] | None = None
 
 
-class _JsonRecord(msgspec.Struct, rename="camel"):
+class _JsonRecord(msgspec.Struct, rename="camel", gc=False):
     time_unix_nano: int | str | None = None
     observed_time_unix_nano: int | str | None = None
     severity_number: int | None = None
@@ -216,22 +217,22 @@ class _JsonRecord(msgspec.Struct, rename="camel"):
     event_name: str | None = None
 
 
-class _JsonNamed(msgspec.Struct):
+class _JsonNamed(msgspec.Struct, gc=False):
     name: str | None = None
     attributes: list[_JsonPair] | None = None
 
 
-class _JsonScopeLogs(msgspec.Struct, rename="camel"):
+class _JsonScopeLogs(msgspec.Struct, rename="camel", gc=False):
     scope: _JsonNamed | None = None
     log_records: list[_JsonRecord] | None = None
 
 
-class _JsonResourceLogs(msgspec.Struct, rename="camel"):
+class _JsonResourceLogs(msgspec.Struct, rename="camel", gc=False):
     resource: _JsonNamed | None = None
     scope_logs: list[_JsonScopeLogs] | None = None
 
 
-class _JsonRequest(msgspec.Struct, rename="camel"):
+class _JsonRequest(msgspec.Struct, rename="camel", gc=False):
     resource_logs: list[_JsonResourceLogs] | None = None
 
 
