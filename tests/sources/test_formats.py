@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import BadInput
 from pipeline.records.levels import LEVELS
-from pipeline.records.schema import RAW_SCHEMA, raw_frame
+from pipeline.records.schema import RAW_SCHEMA, UTC_US, raw_frame
 from pipeline.sources import formats
 from pipeline.sources.files import read_file
 from pipeline.sources.formats import NAMES, are_ordered, detect, guesses, head_mask, parse, parse_each
@@ -253,6 +253,19 @@ def test_lines_that_each_have_formats_of_their_own_are_read_as_each_alone() -> N
     alone = apart["timed"]
     assert together.drop("line", "timestamp", "timed").equals(apart.drop("line", "timestamp", "timed"))
     assert together["timestamp"].filter(alone).equals(apart["timestamp"].filter(alone))
+
+
+def test_a_line_that_has_its_time_is_parsed_as_one_that_has_none() -> None:
+    lines = [e[1] for e in EXAMPLES[::12]]
+    lines += [
+        '{"log":"2026-11-19 08:09:10 INFO x","stream":"stdout","level":"error","t":"2026-11-19T08:09:10Z"}'
+    ]
+    names = tuple(dict.fromkeys(name for line in lines for name in detect([line]) if are_ordered((name,))))
+    given = pl.Series("timestamp", [ARRIVED - timedelta(days=n) for n in range(len(lines))], dtype=UTC_US)
+    with_times = parse(raw_frame(lines).with_columns(given), names, arrived=ARRIVED)
+    times = ["timestamp", "timed"]
+    assert with_times.drop(times).equals(parsed(lines, names).drop(times))
+    assert with_times["timestamp"].equals(given) and with_times["timed"].all()
 
 
 NEAR_MISSES = (
