@@ -103,26 +103,26 @@ def test_a_group_ends_with_enough_records_and_the_step_goes_on_with_the_next_whi
     monkeypatch.setattr(group_commit, "GROUP_RECORDS", 4)
     sent(context, "a", "b", "c", "d", "e")
     sink: Any = context.sink(Purpose.SCORE)
-    write_all, prepared, next_begun = sink.write_all, frontend.prepared_batches, threading.Event()
+    write_all, prepared, another = sink.write_all, frontend.prepared_batches, threading.Event()
     stored: list[tuple[list[str], bool]] = []  # of each commit: its batches, and whether another group began
-    begun: list[list[str]] = []
+    passes: list[list[str]] = []
 
     def begins(context: Context, claims: Any, works: Any) -> Any:
-        begun.append([claim.batch_id for claim in claims])
-        if len(begun) > 1:
-            next_begun.set()
+        passes.append([claim.batch_id for claim in claims])
+        if len(passes) > 1:
+            another.set()
         return prepared(context, claims, works)
 
     def slow(batches: Any, **more: Any) -> None:
         names = [name for name, _ in batches]
-        stored.append((names, "e" in names or next_begun.wait(20)))
-        next_begun.clear()
+        stored.append((names, "e" in names or another.wait(20)))
+        another.clear()
         write_all(batches, **more)
 
     monkeypatch.setattr(frontend, "prepared_batches", begins)
     monkeypatch.setattr(sink, "write_all", slow)
     assert ingest.run(context, "a") is None
-    assert begun == [["a", "b"], ["c", "d"], ["e"]]
+    assert passes == [["a", "b"], ["c", "d"], ["e"]]
     assert stored == [(["a", "b"], True), (["c", "d"], True), (["e"], True)]
     assert commits(context) == [{"a", "b"}, {"c", "d"}, {"e"}]
     assert states(context, "a", "b", "c", "d", "e") == ["done"] * 5

@@ -127,9 +127,9 @@ def _goes_on(context: Context, claim: Claim, queue: str, until: float) -> bool:
         return False  # the next call to Redis reports it
 
 
-def _filled(others: Iterator[Claim], *begun: Claim) -> list[Claim]:
-    """A group of the batches `begun` and of others, which are claimed as they are taken."""
-    members, records = list(begun), sum(member.records for member in begun)
+def _filled(others: Iterator[Claim], *first: Claim) -> list[Claim]:
+    """A group of the batches `first` and of others, which are claimed as they are taken."""
+    members, records = list(first), sum(member.records for member in first)
     while records < GROUP_RECORDS and (member := next(others, None)) is not None:
         members.append(member)
         records += member.records
