@@ -20,11 +20,16 @@ find_python() {
 packages() {
   # Byte-compiling thousands of files that are never imported would take longer than everything else.
   local pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps)
-  local files=(-r requirements/run.txt)
-  [ "$1" = all ] || files+=(-r requirements/dev.txt)
+  local testing=""
+  # Tests' packages are none of the others', and pip takes one processor: two install at once.
+  if [ "$1" != all ]; then
+    "${pip[@]}" --require-hashes -r requirements/dev.txt >&2 &
+    testing=$!
+  fi
   # PyTorch's CPU build, where pip has an index or a folder with it, spares the gigabytes of CUDA. The torch of run.txt is met then.
   "${pip[@]}" --require-hashes -r requirements/cpu.txt 2>/dev/null || true
-  "${pip[@]}" --require-hashes "${files[@]}" >&2 || return
+  "${pip[@]}" --require-hashes -r requirements/run.txt >&2 || return
+  [ -z "$testing" ] || wait "$testing" || "${pip[@]}" --require-hashes -r requirements/dev.txt >&2 || return
   if .venv/bin/python -c 'from importlib.metadata import requires; exit(not any("cuda" in r for r in requires("torch")))'; then
     "${pip[@]}" --require-hashes -r requirements/cuda.txt >&2 || return
   fi
