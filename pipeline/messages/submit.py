@@ -1,6 +1,6 @@
 """The only sender of messages. A message is a wake-up with ids; the ledger knows the rest."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 import redis
@@ -65,6 +65,7 @@ class Submit:
         self.gpu_open = gpu_open
         self.presence = Presence(client, settings)
         self.shards = settings.drain.shards
+        self._looked_at: dict[str, dict[str, bytes]] = {}  # by queue: the messages of `next_ids`, by batch
 
     def wake(
         self,
@@ -183,11 +184,35 @@ class Submit:
         if limit < 1:
             return []
         # Kombu pushes on the left and pops on the right.
+        key = self.keys.kombu(of_class(queue, backfill=backfill))
         with answering():
-            raw: list[Any] = self.client.lrange(
-                self.keys.kombu(of_class(queue, backfill=backfill)), -limit, -1
-            )
-        return list(dict.fromkeys(ids_in(reversed(raw))))
+            raw: list[Any] = self.client.lrange(key, -limit, -1)
+        messages: dict[str, bytes] = {}
+        for message in reversed(raw):
+            for batch_id in ids_in([message]):
+                messages.setdefault(batch_id, message)
+        self._looked_at[key] = messages
+        return list(messages)
+
+    def withdraw(self, queue: str, batch_ids: Iterable[str], *, backfill: bool = False) -> set[str]:
+        """Takes messages that `next_ids` has shown out of the queue, for batches that need them no more.
+
+        Answers the batches whose messages lay there. Without Redis there are none: each message finds its
+        batch done."""
+        key = self.keys.kombu(of_class(queue, backfill=backfill))
+        looked_at = self._looked_at.pop(key, {})
+        messages = {batch_id: looked_at[batch_id] for batch_id in batch_ids if batch_id in looked_at}
+        if not messages:
+            return set()
+        pipe: Any = self.client.pipeline(transaction=False)
+        for message in messages.values():
+            pipe.lrem(key, -1, message)  # from the end that is taken next, where it lies
+        try:
+            with answering():
+                removed = pipe.execute()
+        except (RedisUnavailable, redis.RedisError):
+            return set()
+        return {batch_id for batch_id, count in zip(messages, removed, strict=True) if count}
 
     def training_waits(self) -> bool:
         """True when a message lies in the queue of trainings; whoever takes it works on all that wait."""

@@ -70,11 +70,18 @@ def joined(parts: Sequence[Unstored]) -> Unstored:
 def commit_together(
     context: Context, claim: Claim, holding: ClaimRenewal, *, begin: Begin, stage: Stage, queue: str
 ) -> Iterator[tuple[Claim, StepResult]]:
-    """The results of the batch and of those that it takes along (a `JointStep`)."""
+    """The results of the batch and of those that it takes along (a `JointStep`).
+
+    Their messages are taken out of the queue then. To receive one costs as much as the work on its batch."""
+    ended = []
     for member, result in _together(context, claim, holding, begin=begin, stage=stage, queue=queue):
         yield member, result
         if member is not claim and (result is None or isinstance(result, Stage)):
-            spent.add(of_class(queue, backfill=member.backfill), member.batch_id)
+            ended.append(member.batch_id)
+    withdrawn = context.submit.withdraw(queue, ended, backfill=claim.backfill)
+    for batch_id in ended:
+        if batch_id not in withdrawn:  # this process has it already, or another one
+            spent.add(of_class(queue, backfill=claim.backfill), batch_id)
 
 
 def _together(
