@@ -40,7 +40,7 @@ _INIT_STD: Final = 0.05  # near 1/sqrt(width)
 # Ids per forward: bounds memory for any number of lines. Larger batches fall out of a core's cache.
 _BATCH_TOKENS: Final = {"cpu": 1 << 13, "cuda": 1 << 17}
 _RECTANGLES: Final = 4  # of a batch at least: attention over one of them fits a core's cache
-_PREFIX_BITS: Final = 18  # of the number of prefixes in a cache: 3 MiB
+_PREFIX_BITS: Final = 18  # of the number of prefixes in a cache: 4 MiB
 _INPUTS_BYTES: Final = {
     "cpu": 1 << 24,
     "cuda": 0,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import BadBundle
 from pipeline.models import severity
-from pipeline.models.prior import SeverityPrior
+from pipeline.models.prior import PieceMarks, SeverityPrior
 from pipeline.models.severity import all_well, may_be_severe, names_failure, severity_words, trouble
 
 # --- severity words ---
@@ -204,3 +204,21 @@ def damaged() -> list[Any]:
 def test_bytes_that_are_no_prior_are_a_bad_bundle(blob: bytes) -> None:
     with pytest.raises(BadBundle, match="train again"):
         SeverityPrior.from_bytes(blob)
+
+
+WORD_PARTS = st.sampled_from(
+    ["disk", "Error", "ERR", "FAILED", "ok", "<NUM>", "<ERR*>", "<", ">", "7", "-", "é", "x"]
+)
+
+
+@given(st.lists(st.lists(WORD_PARTS, min_size=1, max_size=5).map("".join), max_size=8))
+def test_words_read_together_say_what_each_says_by_itself(words: list[str]) -> None:
+    pieces, fails, marks, length = PieceMarks().read(words)
+    assert fails.tolist() == [names_failure(word) for word in words]
+    met, begin = PieceMarks(), 0
+    for word, count, size in zip(words, pieces.tolist(), length.tolist(), strict=True):
+        alone, _, its_marks, its_length = met.read([word])  # by one that knows the words before
+        assert (alone.tolist(), its_length.tolist()) == ([count], [size])
+        assert marks[begin : begin + size].tolist() == its_marks.tolist()
+        begin += size
+    assert begin == len(marks)
