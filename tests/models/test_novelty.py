@@ -1,5 +1,7 @@
 """How foreign the letters of a line are."""
 
+import re
+
 import msgpack
 import pytest
 from hypothesis import given
@@ -55,7 +57,7 @@ def test_the_share_is_that_of_the_different_trigrams_of_a_line(lines: list[str])
     known = ["abc cab", "b<IP>c"]
 
     def trigrams(line: str) -> set[str]:
-        text = f" {line} ".replace("<IP>", "\x02").replace("<I>", "\x02").replace("<P>", "\x02")
+        text = re.sub("<[IP]+>", "\x02", f" {line} ")
         grams = {text[i : i + 3] for i in range(len(text) - 2)}
         return {gram for gram in grams if not set(gram) <= {" ", "\x02"}}
 
