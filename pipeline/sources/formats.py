@@ -657,7 +657,7 @@ def _groups(raw: pl.Series, pattern: str, *, message_only: bool = False) -> pl.D
     return groups
 
 
-def _captured(raw: pl.Series, pattern: str, *, message_only: bool) -> pl.DataFrame:
+def _captured(raw: pl.Series, pattern: str, *, message_only: bool = False) -> pl.DataFrame:
     """The pattern's groups. A message of any text is cut off behind the header, which is cheaper than
     capturing it. No header is captured where the message is read alone."""
     head = pattern.removesuffix(ANYTHING)
