@@ -111,6 +111,17 @@ def test_an_exclusive_need_is_held_against_the_quota_with_the_smallest_devices_t
     assert why(exclusive(16 * GIB, tenant="research")) == ""
 
 
+def test_the_smallest_devices_for_the_quota_are_those_that_nodes_can_give_together() -> None:
+    on = tuple(
+        device(index, size * GIB, node=f"n{node}") for node in (0, 1) for index, size in ((0, 4), (1, 24))
+    )
+    assert why(exclusive(devices=2, tenant="research"), on) == ""
+    assert why(exclusive(devices=2, same_node=True, tenant="research"), on).startswith("28 GiB is more than")
+    small = (Node(name="n0", agent="a", cpu_milli=500),)
+    gang = exclusive(devices=2, cpu_milli=1000, tenant="research")
+    assert refusal(gang, on, KNOWN, small).startswith("28 GiB is more than")
+
+
 def refused(need: Need, *on: Device) -> str:
     """On a machine of 16 cores and 64 GiB, and one whose agent reports neither."""
     nodes = (Node(name="n0", agent="a", cpu_milli=16_000, memory_mib=64 * GIB), Node(name="n1", agent="b"))

@@ -17,6 +17,7 @@ from gpu_worlds import (
     form,
     lease,
     machines_of,
+    named,
     needs,
     obeys,
     orphan,
@@ -34,6 +35,7 @@ from pipeline.gpu.policy.pool_index import PoolIndex
 from pipeline.gpu.values import (
     FULL_PERCENT,
     Backfill,
+    Device,
     LeaseMode,
     Need,
     PoolLease,
@@ -275,6 +277,84 @@ def test_an_exclusive_need_is_charged_to_the_quota_with_all_of_its_device() -> N
     held = [lease("l", shared(GIB, max_duration_s=600), [ONE])]
     made = make_plan(snapshot([large, ONE], leases=held, waiting=waiting, tenants=known))
     assert (granted(made), reserved(made)) == ([], ("x", {ONE.uuid}))
+
+
+# Tenant a may hold 8 GiB.
+BOUND = {"a": Tenant(name="a", quota_mib=8 * GIB), "b": Tenant(name="b")}
+
+
+def sized(node: str, *sizes_gib: int) -> list[Device]:
+    return [device(index, size * GIB, node=node) for index, size in enumerate(sizes_gib)]
+
+
+@pytest.mark.parametrize("recent", [{}, {shared(4 * GIB, tenant="logweir"): 9}])
+@pytest.mark.parametrize(
+    ("on", "values", "chosen_gib"),
+    [
+        (
+            [
+                replace(device(9, 4 * GIB), name="A30"),
+                *sized("n0", 8),
+                replace(device(9, 16 * GIB, node="n1"), name="A30"),
+            ],
+            {"memory_mib": 3 * GIB, "model": "H100|A30"},
+            [4],
+        ),
+        ([*sized("n0", 16, 8), *sized("n1", 16)], {"memory_mib": 5 * GIB, "cpu_milli": 1000}, [8]),
+        ([*sized("n0", 6, 6), *sized("n1", 2)], {"devices": 2}, [2, 6]),
+        ([*sized("n0", 6, 6), *sized("n1", 2)], {"devices": 2, "cpu_milli": 1000}, [2, 6]),
+        ([*sized("n0", 2, 3, 3), *sized("n1", 4)], {"devices": 3, "cpu_milli": 1000}, [2, 3, 3]),
+        ([*sized("n0", 6, 6, 16), *sized("n1", 6, 2)], {"devices": 2, "same_node": True}, [2, 6]),
+        (
+            [*sized("n0", 6, 6), *sized("n1", 4, 4)],
+            {"devices": 2, "same_node": True, "node": "n0|n1"},
+            [4, 4],
+        ),
+    ],
+)
+def test_an_exclusive_need_gets_devices_that_its_quota_allows_where_the_usual_choice_exceeds_it(
+    on: list[Device], values: dict[str, Any], chosen_gib: list[int], recent: dict[Need, int]
+) -> None:
+    need = exclusive(values.pop("memory_mib", 0), tenant="a", **values)
+    made = make_plan(snapshot(on, waiting=[request("x", need)], tenants=BOUND, demand=recent))
+    assert granted(made) == ["x"]
+    assert sorted(part.memory_mib // GIB for part in made.grants[0].parts) == chosen_gib
+
+
+def test_a_short_exclusive_gang_is_backfilled_on_a_small_reserved_device_that_its_quota_allows() -> None:
+    small, busy_one, *others = *sized("n0", 2, 8), *sized("n1", 6, 6)
+    held = [lease("l", exclusive(max_duration_s=160), [busy_one])]
+    waiting = [
+        request("head", exclusive(devices=2, tenant="b", node="n0", priority=5)),
+        request("x", exclusive(devices=2, tenant="a", max_duration_s=5)),
+    ]
+    made = make_plan(snapshot([small, busy_one, *others], leases=held, waiting=waiting, tenants=BOUND))
+    assert reserved(made) == ("head", {small.uuid, busy_one.uuid})
+    assert set(places(made)["x"]) == {small.uuid, others[0].uuid}
+
+
+def test_the_reservation_names_the_first_devices_to_end_of_those_that_the_quota_allows() -> None:
+    large, never, later = sized("n0", 16, 8, 8)
+    held = [
+        lease("l0", exclusive(max_duration_s=70), [large]),
+        lease("l1", exclusive(), [never]),
+        lease("l2", exclusive(max_duration_s=160), [later]),
+    ]
+    waiting = [request("x", exclusive(tenant="a"))]
+    world = snapshot([large, never, later], leases=held, waiting=waiting, tenants=BOUND)
+    assert reserved(make_plan(world)) == ("x", {later.uuid})
+    # A reservation from before the quota was lowered moves.
+    before = Reservation(request_id="x", uuids=(large.uuid,), start_ms=NOW_MS + 10_000, made_ms=NOW_MS)
+    assert reserved(make_plan(replace(world, reservation=before))) == ("x", {later.uuid})
+
+
+def test_a_gang_for_one_node_waits_for_a_node_that_its_quota_allows_and_preempts_there_alone() -> None:
+    on = [*sized("n0", 8, 8), *sized("n1", 2, 6)]
+    held = [lease(f"l{n}", exclusive(preemptible=True), [one]) for n, one in enumerate(on)]
+    waiting = [request("x", exclusive(devices=2, same_node=True, tenant="a", priority=5))]
+    made = make_plan(snapshot(on, leases=held, waiting=waiting, tenants=BOUND | named("logweir")))
+    assert reserved(made) == ("x", {on[2].uuid, on[3].uuid})
+    assert sorted(asked.lease_id for asked in made.yields) == ["l2", "l3"]
 
 
 # ---- the reservation and what overtakes it

@@ -5,9 +5,10 @@ A device that is broken or held by others may come back, so only sizes, places a
 
 import heapq
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Final
 
 from pipeline.gpu.policy.device_names import names_model, names_node
@@ -28,7 +29,7 @@ def refusal(
         return why
     forms = _forms(need, devices)
     reasons = [
-        _no_room(form, devices) or _no_node(form, devices, nodes) or _quota(form, devices, tenants)
+        _no_room(form, devices) or _no_node(form, devices, nodes) or _quota(form, devices, tenants, nodes)
         for form in forms
     ]
     if "" in reasons:
@@ -203,20 +204,34 @@ def _parts(node: Node | None, need: Need) -> int:
     return min(bounds)
 
 
-def _quota(need: Need, devices: Sequence[Device], tenants: Mapping[str, Tenant]) -> str:
+def _quota(
+    need: Need, devices: Sequence[Device], tenants: Mapping[str, Tenant], nodes: Sequence[Node]
+) -> str:
     quota = tenants[need.tenant].quota_mib
     if quota is None:
         return ""
     needed_mib = need.memory_mib * need.devices
     if need.mode is LeaseMode.EXCLUSIVE:
-        sizes = (device.schedulable_mib for device in devices if device_matches(device, need))
-        needed_mib = sum(heapq.nsmallest(need.devices, sizes))
+        needed_mib = _least_mib(need, devices, nodes)
     if needed_mib <= quota:
         return ""
     return (
         f"{amount(needed_mib)} is more than tenant {need.tenant!r} may hold at a time, {amount(quota)}; "
         "ask for less or raise its quota in the setting gpu_tenants"
     )
+
+
+def _least_mib(need: Need, devices: Sequence[Device], nodes: Sequence[Node]) -> int:
+    """Memory of the smallest devices that the empty pool could give together, in MiB."""
+    named = {node.name: node for node in nodes}
+    by_node: dict[str, list[int]] = defaultdict(list)
+    for device in devices:
+        if device_matches(device, need):
+            by_node[device.node].append(device.schedulable_mib)
+    parts = [heapq.nsmallest(_parts(named.get(name), need), sizes) for name, sizes in by_node.items()]
+    if need.same_node:
+        return min(sum(sizes) for sizes in parts if len(sizes) == need.devices)
+    return sum(heapq.nsmallest(need.devices, chain.from_iterable(parts)))
 
 
 def amount(mib: int) -> str:

@@ -51,19 +51,28 @@ class NodeRooms:
         """Something of the node is free or taken now that was not."""
         self._stale.add(node)
 
-    def best(self, need: Need) -> "list[Capacity]":
-        """The best devices: as many as fit, at most as many as the need asks for."""
+    def best(self, need: Need, most_mib: int | None = None) -> "list[Capacity]":
+        """The best devices: as many as fit, at most as many as the need asks for.
+
+        `most_mib` bounds the memory of devices chosen one by one together. A gang on one node may exceed it.
+        """
         land = self.landscape()
         if need.devices == 1 or need.same_node:
-            choice = land.best(self.shape(need))
+            choice = land.best(self._affordable(self.shape(need), need.devices, most_mib))
             return [] if choice is None else self._devices(choice, set())
         found: list[Capacity] = []
         orders: set[int] = set()  # of the devices that are found
-        shape = self.shape(replace(need, devices=1))
-        while len(found) < need.devices and (choice := land.best(shape)) is not None:
+        alone = self.shape(replace(need, devices=1))
+        while len(found) < need.devices:
+            shape = self._affordable(alone, need.devices - len(found), most_mib)
+            choice = land.best(shape)
+            if choice is None:
+                break
             one = self._devices(choice, orders)[0]
             found.append(one)
             orders.add(one.order)
+            if most_mib is not None:
+                most_mib -= one.device.schedulable_mib
             after = dict(takes(land.room(choice.node), shape, self._sizes_mib))[choice.devices]
             # One device serves one part of a gang, so it is out of the question for the next part.
             land.move(
@@ -111,6 +120,17 @@ class NodeRooms:
                 node_memory_mib=need.node_memory_mib * need.devices,
             )
         return shape
+
+    def _affordable(self, shape: NeedShape, devices: int, most_mib: int | None) -> NeedShape:
+        """The shape without devices so large that as few as `devices` of them exceed `most_mib`.
+
+        The others are counted as the smallest of the pool that serve the shape.
+        """
+        if most_mib is None:
+            return shape
+        sizes = {n: size for n, size in enumerate(self._sizes_mib) if shape.groups >> n & 1}
+        largest = most_mib - (devices - 1) * min(sizes.values(), default=0)
+        return shape._replace(groups=sum(1 << n for n, size in sizes.items() if size <= largest))
 
     def _devices(self, choice: Choice, without: set[int]) -> "list[Capacity]":
         """The devices of a choice, by what is free of them; none twice."""

@@ -365,29 +365,41 @@ class Capacities:
             ]
         return self.devices
 
-    def best_fit(self, need: Need) -> list[Capacity]:
-        """The best devices outside the reservation: as many as fit, at most as many as the need asks for."""
+    def best_fit(self, need: Need, most_mib: int | None = None) -> list[Capacity]:
+        """The best devices outside the reservation: as many as fit, at most as many as the need asks for.
+
+        `most_mib` bounds the memory of all devices of an exclusive need, as its tenant's quota does.
+        """
         best: list[Capacity] = []
         for form in self.resolve(need):
-            found = self._best_fit(form)
+            found = self._best_fit(form, most_mib)
             if len(found) == need.devices:
                 return found
             best = max(best, found, key=len)
         return best
 
-    def _best_fit(self, need: Need) -> list[Capacity]:
-        if need.node or need.device:
-            return self._best_there(need)
+    def _best_fit(self, need: Need, most_mib: int | None) -> list[Capacity]:
         bound = need.cpu_milli or need.node_memory_mib or need.model or need.same_node
-        if bound or self._rooms.expects:
-            return self._rooms.best(need)
-        return self._best_indexed(need)
+        if need.node or need.device:
+            found = self.best_by_size(need)
+        elif bound or self._rooms.expects:
+            found = self._rooms.best(need, most_mib)
+            # Smaller devices may be enough, but not where the bound leaves not even a first one.
+            enough = len(found) == need.devices and affordable(found, most_mib)
+            if most_mib is not None and found and not enough:
+                found = self.best_by_size(need)
+        else:
+            found = self._best_indexed(need)
+        return found if affordable(found, most_mib) else []
 
-    def _best_there(self, need: Need) -> list[Capacity]:
-        """The best devices of the nodes, or the one, that the need names."""
+    def best_by_size(self, need: Need, opened: Sequence[Capacity] = ()) -> list[Capacity]:
+        """The best fit by free memory alone: no devices of an exclusive need have less memory together.
+
+        The need is of one kind. `opened`: reserved devices that take it nevertheless.
+        """
         by_node: dict[int, list[Capacity]] = {}
-        for one in self.candidates(need):
-            if not one.reserved and one.matches(need) and one.fits(need):
+        for one in chain((one for one in self.candidates(need) if not one.reserved), opened):
+            if one.matches(need) and one.fits(need):
                 by_node.setdefault(one.node.order, []).append(one)
         best = [
             sorted(fitting, key=lambda one: one.best_fit_key)[
@@ -396,7 +408,9 @@ class Capacities:
             for fitting in by_node.values()
         ]
         if need.same_node or len(best) <= 1:
-            return max(best, key=len, default=[])
+            return min(
+                best, key=lambda found: (-len(found), sum(one.memory_mib for one in found)), default=[]
+            )
         return sorted(chain.from_iterable(best), key=lambda one: one.best_fit_key)[: need.devices]
 
     def _best_indexed(self, need: Need) -> list[Capacity]:
@@ -447,6 +461,11 @@ class Capacities:
             self._unindex(one)
             one.reserved = True
             self._rooms.changed(one.node.order)
+
+
+def affordable(devices: Iterable[Capacity], most_mib: int | None) -> bool:
+    """Whether these devices, taken whole, have at most so much memory; None is no bound."""
+    return most_mib is None or sum(one.device.schedulable_mib for one in devices) <= most_mib
 
 
 def given_together(devices: Sequence[Capacity], need: Need) -> bool:

@@ -16,7 +16,7 @@ from typing import Final
 from pipeline.gpu.policy.budgets import exhausted
 from pipeline.gpu.policy.fairness import ENTRY_S, Shares, need_size
 from pipeline.gpu.policy.line import next_in_line
-from pipeline.gpu.policy.packing import Capacities, Capacity, given_together
+from pipeline.gpu.policy.packing import Capacities, Capacity, affordable, given_together
 from pipeline.gpu.policy.pool_index import PoolIndex
 from pipeline.gpu.policy.preemption import Preemption
 from pipeline.gpu.policy.reservation import (
@@ -292,21 +292,25 @@ def _startable(draft: Draft, need: Need) -> list[Capacity]:
     """The devices on which the need can start now, backfilled ones last; none when it cannot."""
     if need.devices < 1 or need.memory_mib < 0 or need.compute_percent < 0:
         return []  # admission.py refuses it in words; a plan does not trust what it reads
+    most_mib = _most_mib(draft, need)
     for form in draft.capacities.resolve(need):
-        devices = draft.capacities.best_fit(form)
+        devices = draft.capacities.best_fit(form, most_mib)
         if draft.reserved is not None and len(devices) < need.devices:
-            devices = (devices + draft.reserved.backfill(form))[: need.devices]
-            if not given_together(devices, form):
+            more = draft.reserved.backfill(form)
+            if more and most_mib is not None:
+                devices = draft.capacities.best_by_size(form, more)
+            else:
+                devices = (devices + more)[: need.devices]
+            if not (affordable(devices, most_mib) and given_together(devices, form)):
                 continue
         if len(devices) == need.devices:
-            break
-    else:
-        return []
-    if need.mode is LeaseMode.EXCLUSIVE:
-        quota_mib = draft.shares.quota_left_mib(need.tenant)
-        if quota_mib is not None and sum(one.device.schedulable_mib for one in devices) > quota_mib:
-            return []
-    return devices
+            return devices
+    return []
+
+
+def _most_mib(draft: Draft, need: Need) -> int | None:
+    """The quota that is left for the devices of an exclusive need: it is charged with all their memory."""
+    return draft.shares.quota_left_mib(need.tenant) if need.mode is LeaseMode.EXCLUSIVE else None
 
 
 def _within_quota(draft: Draft, need: Need) -> bool:
@@ -340,16 +344,18 @@ def _may_reserve(draft: Draft, request: PoolRequest, queues: Queues) -> bool:
 def _candidate(draft: Draft, request: PoolRequest) -> Candidate | None:
     """The devices to reserve. An earlier choice stands unless another is strictly better: no oscillation."""
     need, before, now_ms = request.need, draft.snapshot.reservation, draft.snapshot.now_ms
-    quota_mib = draft.shares.quota_left_mib(need.tenant)
+    most_mib = _most_mib(draft, need)
     new = _realistic(
         draft,
         need,
-        lambda may: best_candidate(draft.capacities, need, may, now_ms=now_ms, most_mib=quota_mib),
+        lambda may: best_candidate(draft.capacities, need, may, now_ms=now_ms, most_mib=most_mib),
     )
     if before is None or before.request_id != request.request_id:
         return new
     old = _realistic(
-        draft, need, lambda may: same_candidate(before, draft.capacities, need, may, now_ms=now_ms)
+        draft,
+        need,
+        lambda may: same_candidate(before, draft.capacities, need, may, now_ms=now_ms, most_mib=most_mib),
     )
     return new if old is None or (new is not None and new.quality < old.quality) else old
 
@@ -395,7 +401,7 @@ def _incumbent(
         other = next((r for r in queues[tenant] if r.request_id not in draft.granted), None)
         if other is None or not _within_quota(draft, other.need):
             continue
-        if len(draft.capacities.best_fit(other.need)) == other.need.devices:
+        if len(draft.capacities.best_fit(other.need, _most_mib(draft, other.need))) == other.need.devices:
             continue  # it starts when it is its turn
         if not _may_reserve(draft, other, queues):
             continue

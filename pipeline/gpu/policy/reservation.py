@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pipeline.gpu.policy.packing import Capacities, Capacity, Entry, NodeCapacity
+from pipeline.gpu.policy.packing import Capacities, Capacity, Entry, NodeCapacity, affordable
 from pipeline.gpu.values import FULL_PERCENT, LeaseMode, Need, PoolLease, PoolRequest, Reservation
 
 MayPreempt = Callable[[PoolLease], bool]
@@ -57,6 +57,16 @@ class Availability:
     def key(self) -> tuple[bool, int, int, int, bool, int, int]:
         """The best device first; among equals the best fit."""
         return (self.unknown, self.ready_ms, self.yields, self.blocked_mib, *self.capacity.best_fit_key)
+
+    @property
+    def size_key(self) -> tuple[int, ...]:
+        """The smallest device first; among equals the best."""
+        return (self.capacity.device.schedulable_mib, *self.key)
+
+
+ByKey = Callable[[Availability], tuple[int, ...]]
+# The devices of a bounded need: the best, and the smallest where the best exceed the bound together.
+KEYS: Final[tuple[ByKey, ByKey]] = lambda view: view.key, lambda view: view.size_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +177,7 @@ def best_candidate(
 ) -> Candidate | None:
     """The devices that serve the need first; None where the pool cannot serve it.
 
-    `most_mib`: the tenant's quota, for an exclusive need whose memory depends on its devices.
+    `most_mib`: what the tenant's quota leaves for all devices of an exclusive need; None is no bound.
     """
     found = [
         candidate
@@ -181,44 +191,46 @@ def _best_of_kind(
     capacities: Capacities, need: Need, may_preempt: MayPreempt, now_ms: int, most_mib: int | None
 ) -> Candidate | None:
     matching = [one for one in capacities.candidates(need) if one.matches(need)]
-    if need.devices < 1 or len(matching) < need.devices:
+    if need.devices < 1:
         return None
-    if need.devices > 1 and (need.same_node or need.cpu_milli or need.node_memory_mib):
-        best = _best_by_node(matching, need, may_preempt, now_ms)
-        if len(best) < need.devices:
-            return None
-    else:
-        views = (availability(one, need, may_preempt, now_ms) for one in matching)
-        best = heapq.nsmallest(need.devices, views, key=lambda view: view.key)
-    if need.mode is LeaseMode.EXCLUSIVE and most_mib is not None:
-        if sum(view.capacity.device.schedulable_mib for view in best) > most_mib:
-            if need.same_node or need.cpu_milli or need.node_memory_mib:
-                return None  # the smallest devices need not be together
-            smallest = heapq.nsmallest(
-                need.devices, matching, key=lambda one: (one.device.schedulable_mib, one.order)
-            )
-            best = [availability(one, need, may_preempt, now_ms) for one in smallest]
-        if sum(view.capacity.device.schedulable_mib for view in best) > most_mib:
-            return None
-    return _candidate(best)
+    if most_mib is not None:
+        others = heapq.nsmallest(need.devices - 1, (one.device.schedulable_mib for one in matching))
+        largest_mib = most_mib - sum(others)
+        matching = [one for one in matching if one.device.schedulable_mib <= largest_mib]
+    if len(matching) < need.devices:
+        return None
+    together = need.devices > 1 and (need.same_node or need.cpu_milli or need.node_memory_mib)
+    for key in KEYS[:1] if most_mib is None else KEYS:
+        if together:
+            best = _best_by_node(matching, need, may_preempt, now_ms, key=key, most_mib=most_mib)
+        else:
+            views = (availability(one, need, may_preempt, now_ms) for one in matching)
+            best = heapq.nsmallest(need.devices, views, key=key)
+        if len(best) == need.devices and affordable((view.capacity for view in best), most_mib):
+            return _candidate(best)
+    return None
 
 
 def _best_by_node(
-    matching: Iterable[Capacity], need: Need, may_preempt: MayPreempt, now_ms: int
+    matching: Iterable[Capacity],
+    need: Need,
+    may_preempt: MayPreempt,
+    now_ms: int,
+    *,
+    key: ByKey,
+    most_mib: int | None,
 ) -> list[Availability]:
-    """The best devices for a gang that needs CPU and memory of nodes, or one node for all of it."""
+    """The devices by this key for a gang that needs CPU and memory of nodes, or one node for all of it."""
     by_node: dict[int, list[Capacity]] = defaultdict(list)
     for one in matching:
         by_node[one.node.order].append(one)
     groups = []
     for devices in by_node.values():
-        views = sorted(
-            (_of_device(one, need, may_preempt, now_ms) for one in devices), key=lambda view: view.key
-        )
+        views = sorted((_of_device(one, need, may_preempt, now_ms) for one in devices), key=key)
         limit = sum(devices[0].node.could_give(need, n) for n in range(1, len(devices) + 1))
         if need.same_node:
-            if limit >= need.devices:
-                chosen = [view.capacity for view in views[: need.devices]]
+            chosen = [view.capacity for view in views[: need.devices]]
+            if limit >= need.devices and affordable(chosen, most_mib):
                 groups.append(
                     [availability(one, need, may_preempt, now_ms, parts=need.devices) for one in chosen]
                 )
@@ -229,16 +241,27 @@ def _best_by_node(
             ]
     if need.same_node:
         return min(groups, key=lambda views: sorted((v.key for v in views), reverse=True), default=[])
-    return heapq.nsmallest(need.devices, (view for views in groups for view in views), key=lambda v: v.key)
+    return heapq.nsmallest(need.devices, (view for views in groups for view in views), key=key)
 
 
 def same_candidate(
-    before: Reservation, capacities: Capacities, need: Need, may_preempt: MayPreempt, *, now_ms: int
+    before: Reservation,
+    capacities: Capacities,
+    need: Need,
+    may_preempt: MayPreempt,
+    *,
+    now_ms: int,
+    most_mib: int | None = None,
 ) -> Candidate | None:
-    """The devices of an earlier reservation as they are now; None where they can no longer serve the need."""
+    """The devices of an earlier reservation as they are now; None where they can no longer serve the need.
+
+    `most_mib`: as in `best_candidate`.
+    """
     named = [capacities.by_uuid.get(uuid) for uuid in before.uuids]
     devices = [one for one in named if one is not None]
     if len(devices) != need.devices or len(set(before.uuids)) != need.devices:
+        return None
+    if not affordable(devices, most_mib):
         return None
     if not any(all(one.matches(form) for one in devices) for form in capacities.resolve(need)):
         return None
