@@ -321,6 +321,8 @@ class World:
             key = f"{self.settings.redis.key_prefix}:{queue}"
             for _ in range(int(self.plain.llen(key))):
                 raw = self.plain.rpop(key)
+                if raw is None:
+                    break  # a group took the messages of its batches out of the queue
                 message = json.loads(raw)
                 args = json.loads(base64.b64decode(message["body"]))[0]
                 count += 1
