@@ -24,7 +24,6 @@ from polling import Clock, wait_until
 from s3_server import S3Server, weed
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
-from xdist.workermanage import WorkerController
 
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.imports import uncollected
@@ -65,7 +64,7 @@ ONE_TRY = re.compile(
 )
 
 
-# Files with the longest first (minutes in five processes on two cores), so that the processes end at about
+# Files with the longest first (minutes in four processes on two cores), so that the processes end at about
 # the same time. Of those outside e2e/, the others come in any order, and one that waits for long would end
 # the run alone. bad_input stands for all files that share its stack.
 LONGEST = (
@@ -99,22 +98,6 @@ LONGEST = (
 TRAINED = frozenset(f"tests/e2e/test_{name}.py" for name in ("stack", "send", "latency", "bad_input"))
 
 
-# The processes wait for a third of their time. A further one like them took processors that trainings need.
-# So one is at a lower priority, and gets only files that wait for nothing: those without any of these words.
-CALM_PROCESS = "gw4"
-CALM_NICENESS = 10  # a tenth of the share of the others
-WAITS = re.compile(
-    r"wait_until|\buntil\(|sleep\(|Popen|[Tt]hread|timeout|subprocess|asyncio|running\(|serving|Stack\(|browser"
-    r"|_process|opensearch|s3_server"
-)
-
-
-@functools.cache
-def is_calm(file: str) -> bool:
-    """Whether no test of a file waits for a process, a server or a time."""
-    return "/e2e/" not in file and not WAITS.search((ROOT / file).read_text(encoding="utf-8"))
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
     """For `--dist loadfile`: a file stays in one process, and so do the files that share a stack."""
@@ -125,17 +108,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
             return "trained" if file in TRAINED else file
-
-        def _assign_work_unit(self, node: WorkerController) -> None:
-            """The next calm file, or the next other one while there are both."""
-            calm = node.gateway.id == CALM_PROCESS
-            wanted = (file for file in self.workqueue if (file != "trained" and is_calm(file)) == calm)
-            if (file := next(wanted, None)) is not None:
-                self.workqueue.move_to_end(file, last=False)
-            elif calm:
-                node.shutdown()
-                return
-            super()._assign_work_unit(node)
 
     return ByStack(config, log)
 
@@ -240,14 +212,10 @@ def give_examples(items: list[pytest.Item], share: float) -> None:
 
 
 def pytest_configure() -> None:
-    """Signals as a terminal has them, and the priority of this process.
-
-    A shell that starts the tests in the background has Ctrl-C ignored, and nohup a closed terminal. What is
-    ignored stays so in every process that they start: those that test it would wait for ever."""
+    """A shell that starts the tests in the background has Ctrl-C ignored, and nohup a closed terminal; what
+    is ignored stays so in every process that they start: those that test it would wait for ever."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    if os.environ.get("PYTEST_XDIST_WORKER") == CALM_PROCESS:
-        os.nice(CALM_NICENESS)
 
 
 @pytest.fixture(scope="session")
