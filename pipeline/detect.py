@@ -110,10 +110,15 @@ def _parsed_all(batches: Sequence[tuple[pl.DataFrame, Meta]]) -> list[pl.DataFra
     groups: dict[object, list[int]] = {}
     for place, (records, meta) in enumerate(batches):
         hour = meta.arrived.replace(minute=0, second=0, microsecond=0)
-        unparsed = _is_unparsed(records)
-        apart = meta.formats if unparsed and not formats.are_ordered(meta.formats) else unparsed
-        known = meta.formats or not unparsed
-        groups.setdefault((apart, meta.zone, hour) if known else place, []).append(place)
+        if not _is_unparsed(records):
+            group: object = (False, meta.zone, hour)
+        elif not meta.formats:
+            group = place  # its own formats are looked for
+        elif formats.are_ordered(meta.formats):
+            group = (True, meta.zone, hour)
+        else:
+            group = (meta.formats, meta.zone, hour)
+        groups.setdefault(group, []).append(place)
     parsed: dict[int, pl.DataFrame] = {}
     for places in groups.values():
         several = [batches[place] for place in places]

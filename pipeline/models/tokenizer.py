@@ -154,19 +154,19 @@ class LineTokenizer:
         out: list[list[int]] = []
         ids: list[int] = []
         # All words at once: a space begins each, and no cut reaches over one.
-        parts = iter(self._gaps.split(f" {' '.join(words)}" if words else ""))
-        for text in parts:
+        parts = self._gaps.split(f" {' '.join(words)}" if words else "")
+        # Behind each text but the last stand the space before a mask token, or "", and the token.
+        for text, space, token in zip(parts[::3], [*parts[1::3], ""], [*parts[2::3], ""], strict=True):
             for cut in _CUT.findall(text):
                 if cut[0] == " ":
                     ids = []
                     out.append(ids)
                 ids += cuts.get(cut) or learn(cut)
-            for space, token in zip(parts, parts, strict=False):  # the mask token behind the text
-                if space:
-                    ids = []
-                    out.append(ids)
+            if space:
+                ids = []
+                out.append(ids)
+            if token:
                 ids.append(self._id_of[token])
-                break
         return out
 
     def _learn(self, cut: str) -> list[int]:

@@ -204,13 +204,14 @@ class Detector:
         if minute // 60 != self.season.hour:
             self._turn_season(minute)
         silent = bool(self.gaps.silence_age[TOTAL] > 0)
-        limit = int(min(limit, limit if silent else self.season.same_kinds()))
+        if not silent:
+            limit = int(min(limit, self.season.same_kinds()))
         lengths = np.full(min(SLOTS, max(0, limit - first) // 60 + 1), 60.0)
         lengths[0] = first
         slots = (slot_of(minute) + np.arange(len(lengths))) % SLOTS
         at = self._context(minute, judged=judged)
         factors = self.season.factors_of(slots, self.scatter.of_blocks())
-        hours = self.gaps.hours_until_silent(at, lengths, factors[:, 0]) if limit >= first else 0
+        hours = self.gaps.skip_until_silent(at, lengths, factors[:, 0]) if limit >= first else 0
         if not hours:
             return 0
         n = int(lengths[:hours].sum())

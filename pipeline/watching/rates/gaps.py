@@ -159,15 +159,19 @@ class Gaps(Columns):
                 if self.alerted[TOTAL] == 0 and at.backoff.admit(found.cause, at.minute):
                     self.alerted[TOTAL] = 1.0
                     detections.append(found)
+        self._pass(n)
+        return detections
+
+    def _pass(self, n: float) -> None:
+        """The workload had no line for `n` minutes."""
         if self.silence_age[TOTAL] > 0:
             self.silence_age[TOTAL] += n
         else:
             remaining, ones = geometric(n, SLOW)
             self.active_minutes[TOTAL] *= remaining
             self.active_exposure[TOTAL] = self.active_exposure[TOTAL] * remaining + ones
-        return detections
 
-    def hours_until_silent(self, at: MinuteContext, lengths: Floats, factor: Floats) -> int:
+    def skip_until_silent(self, at: MinuteContext, lengths: Floats, factor: Floats) -> int:
         """`skip` for hours of so many minutes, up to the one at whose end the workload's silence may alert.
 
         `factor`: the workload's, by hour. Returns the number of hours that have passed."""
@@ -182,16 +186,10 @@ class Gaps(Columns):
             slow = at.baseline.slow_of_hours(TOTAL, lengths, factor)
             expected = slow * factor * (at.minute + before + lengths - 1 - self.last_minute[TOTAL])
             hours = self._first_silent(at, np.cumsum(due), ratio, before, expected >= _MISSED)
-            if silent:
-                hours = 0 if hours < len(lengths) else hours
-        n = float(lengths[:hours].sum())
+            if silent and hours < len(lengths):
+                hours = 0
         self.elapsed[TOTAL] += due[:hours].sum()
-        if silent:
-            self.silence_age[TOTAL] += n
-        else:
-            remaining, ones = geometric(n, SLOW)
-            self.active_minutes[TOTAL] *= remaining
-            self.active_exposure[TOTAL] = self.active_exposure[TOTAL] * remaining + ones
+        self._pass(float(lengths[:hours].sum()))
         return hours
 
     def _first_silent(
