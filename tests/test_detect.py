@@ -260,7 +260,8 @@ TEXTS = (
 )
 
 FORMATS = (
-    ("iso",), ("syslog",), ("iso", "syslog"), (), ("envelope", "iso"), ("envelope",), ("syslog", "json", "envelope"),
+    ("iso",), ("syslog",), ("iso", "syslog"), (), ("envelope", "iso"), ("envelope",),
+    ("syslog", "json", "envelope"),
 )  # fmt: skip
 
 

@@ -277,7 +277,7 @@ def _rounded(logits: Floats) -> list[float]:
 
 
 class PieceMarks:
-    """What the pieces of words say, each distinct piece read once. One thread at a time."""
+    """The marks of the pieces of words. Each distinct piece is read once. One thread at a time."""
 
     def __init__(self) -> None:
         self._clear()

@@ -164,7 +164,7 @@ def _unwrap_envelopes(raw: pl.Series, *, arrived: datetime, zone: str) -> pl.Dat
 
 
 class _Beside(NamedTuple):
-    """What an object says beside its line and its time, where both are texts."""
+    """The header of an object without its line and its time, where both are texts."""
 
     header: pairs.Header
     key: str  # of a line that is no text, "" without one
@@ -178,7 +178,7 @@ def _beside(found: Sequence[tuple[str, str]]) -> _Beside:
 
 
 class _Contents:
-    """Of a collector's objects. Beside their line and their time most say the same, which is read once."""
+    """Columns of a collector's objects. Most differ in line and time alone. The remainder is read once."""
 
     def __init__(self) -> None:
         self._lines: list[str | None] = []

@@ -139,11 +139,13 @@ def test_pairs_of_an_object_are_those_that_the_parser_of_python_finds(
 
 
 _OUTER_KEYS = (
-    "level", "lvl", "severityNumber", "MessageTemplate", "eventVersion", "errorCode", "t", "t.$date", "time", "date",
-    "@timestamp", "host", "hostname", "kubernetes", "service", "service.name", "pid", "__REALTIME_TIMESTAMP", "other",
+    "level", "lvl", "severityNumber", "MessageTemplate", "eventVersion", "errorCode", "t", "t.$date", "time",
+    "date", "@timestamp", "host", "hostname", "kubernetes", "service", "service.name", "pid",
+    "__REALTIME_TIMESTAMP", "other",
 )  # fmt: skip
 _OUTER_TEXTS = (
-    "info", " ERROR", "30", "9", "", "2026-11-20T10:00:00Z", "1763539200", "/Date(1763539200123)/", "é😀", "\x1b[1m",
+    "info", " ERROR", "30", "9", "", "2026-11-20T10:00:00Z", "1763539200", "/Date(1763539200123)/", "é😀",
+    "\x1b[1m",
 )  # fmt: skip
 _OUTER_VALUES = st.recursive(
     st.sampled_from([*_OUTER_TEXTS, None, True, 3, 1763539200.25]),

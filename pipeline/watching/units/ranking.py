@@ -1,7 +1,7 @@
 """Units in order of how sick they are, each with its three reasons, and which of them are called sick.
 
-The evidence of a unit is the sum of its surprises, and what its callers pass on to it: time that they spend
-where they call it (waits.py), and what they say of it in flagged lines (blame.py).
+The evidence of a unit is the sum of its surprises. Its callers add to it: the time that they spend where they
+call it (waits.py), and what they say of it in flagged lines (blame.py).
 
 A unit is sick at a level where so few normal units, each judged without itself, have as much. This is
 conformal: n normal units allow no level below 1 / (n + 1). With fewer than that no unit is called sick, and
