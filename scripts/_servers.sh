@@ -18,7 +18,8 @@ trap stop_servers EXIT
 trap 'exit 143' INT TERM
 
 node() { # NAME PORT [--secure]
-  "$starter" "$work/$1" --port "$2" --heap 512m "${@:3}" > "$work/$1.out" 2>&1 &
+  # The first of Java's two compilers alone: a node is ready after 7 s of processor time instead of 14.
+  JDK_JAVA_OPTIONS=-XX:TieredStopAtLevel=1 "$starter" "$work/$1" --port "$2" --heap 512m "${@:3}" > "$work/$1.out" 2>&1 &
   nodes[$1]=$!
 }
 

@@ -1,5 +1,6 @@
 """Real OpenSearch nodes for tests, where the folder that holds one stands beside the repository."""
 
+import os
 import shutil
 import signal
 import socket
@@ -15,6 +16,8 @@ import pytest
 from pipeline.opensearch.client import opensearch_client
 from pipeline.settings import Settings
 
+# As in scripts/_servers.sh: the second compiler of Java works longer than a test runs.
+JAVA = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1"}
 STARTER = Path(__file__).resolve().parent.parent.parent / "shared" / "opensearch" / "start"
 
 
@@ -59,6 +62,7 @@ class Node:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
+                env={**os.environ, **JAVA},
             )
             assert self._process.stdout is not None
             for line in self._process.stdout:  # ends when the starter gives up, after 120 s at the latest
