@@ -71,6 +71,8 @@ def run(context: Context, *_: str) -> str | None:
     except StoreUnavailable as exc:  # the sweep asks again
         context.presence.complain("store", str(exc))
         return str(exc)
+    if context.leases.holder_of(TRAINING) is None:
+        training.load_fitting()  # now, when there is no lease that it could cost
     lease = context.leases.request(TRAINING, context.owner, floor=floor, quarantine=True)
     if isinstance(lease, Refused):
         metrics.lease_refused("training")

@@ -9,7 +9,7 @@ results as the source, where each workload has some.
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -116,6 +116,14 @@ class StoredLines:
         from pipeline.opensearch import documents
 
         return documents.indices(self.settings, kind_of(self.purpose))
+
+
+def load_fitting() -> None:
+    """Imports torch, where it is installed; a fit without it says so.
+
+    Its import holds the interpreter's lock for up to 2.2 s on a busy machine. No lease is renewed then."""
+    with suppress(ImportError), uncollected():
+        from pipeline.models import trainer  # noqa: F401
 
 
 def results_query(settings: Settings, workloads: Sequence[str], now: datetime) -> Query:

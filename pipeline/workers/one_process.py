@@ -14,7 +14,6 @@ from typing import Final
 import redis
 
 from pipeline.errors import BadInput, RedisUnavailable, StackFailed
-from pipeline.imports import uncollected
 from pipeline.ledger.ledger import Ledger
 from pipeline.logs import logger
 from pipeline.messages.routing import QUEUE_INGEST, QUEUE_STORE
@@ -26,6 +25,7 @@ from pipeline.settings import Settings
 from pipeline.tasks import drain, infer, ingest, periodic, store, train
 from pipeline.tasks.context import Context
 from pipeline.tasks.loaded import ModelPart, WorkerProfile
+from pipeline.training.training import load_fitting
 from pipeline.workers.stack.stack import Stack
 
 _TASKS: Final[dict[Stage, Callable[[Context, str], str | None]]] = {
@@ -126,7 +126,7 @@ class OneProcess(Stack):
     def expect_training(self) -> None:
         """Import torch, which takes seconds, while the files are read."""
         if self._torch is None:
-            self._torch = threading.Thread(target=_import_torch, name="torch", daemon=True)
+            self._torch = threading.Thread(target=load_fitting, name="torch", daemon=True)
             self._torch.start()
 
     def check(self) -> None:
@@ -196,8 +196,3 @@ class _LocalContext(Context):
     def end_process(self, code: int) -> None:
         limit_s = self.settings.stack.step_s
         self._failed(StackFailed(f"a step did not end within {limit_s:g} s (code {code})"))
-
-
-def _import_torch() -> None:
-    with suppress(ImportError), uncollected():  # the training says it
-        from pipeline.models import trainer  # noqa: F401

@@ -501,17 +501,24 @@ def test_a_redis_away_for_a_moment_does_not_cost_the_training(
     assert now_live(context).generation == 1
 
 
-def test_while_another_trainer_holds_the_lease_nothing_is_taken(context: Context, settings: Settings) -> None:
+def test_while_another_trainer_holds_the_lease_nothing_is_taken(
+    context: Context, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store(context)
     request_id = asked(context)
     other = granted(Leases(context.client, settings).request(TRAINING, "other"), TRAINING)
+    imported = []
+    monkeypatch.setattr(task.training, "load_fitting", lambda: imported.append(free(context)))
     assert task.run(context) is None
+    assert not imported, "a trainer that waits needs no torch"
     assert context.trainings.status(request_id).state is TrainingState.QUEUED
     assert not periodic.revive(context), "the other one takes what waits when it is done"
     context.leases.release(other)
     assert periodic.revive(context)
     assert context.submit.training_waits()
     assert not periodic.revive(context), "a message lies there already"
+    assert task.run(context) is None
+    assert imported == [True], "an import of seconds under the lease could cost the lease"
 
 
 def test_a_trainer_without_a_gpu_leaves_a_training_for_a_while_to_one_with_a_gpu(context: Context) -> None:
