@@ -311,14 +311,15 @@ def test_an_incident_is_found_marked_and_acknowledged_by_keys_alone_and_undone(
             keys.press("j")
         for key in "mn":
             keys.press(key)
+        page.focus("[data-undo]")  # a note that nobody reads goes after ten seconds
         page.wait_for_selector("li.cause .is-normal")
         assert [mark.state for mark in read_marks(console.redis, console.settings).marks] == ["normal"]
         keys.press("u")
         page.wait_for_selector("li.cause .is-normal", state="detached")
         assert read_marks(console.redis, console.settings).marks == []
         keys.press("a")
+        page.focus("[data-undo]")
         page.wait_for_selector(".head .st-acknowledged")
-        page.wait_for_selector("[data-undo]")
         assert read_decisions(console.redis, console.settings)[name].state == "acknowledged"
         keys.press("u")
         page.wait_for_selector(".head .st-acknowledged", state="detached")

@@ -125,6 +125,7 @@
   const keysOn = $("#keys-on");
   if (keysOn) keysOn.checked = !keysOff();
   keysOn?.addEventListener("change", () => localStorage.setItem("logweir-keys", keysOn.checked ? "on" : "off"));
+  // The second key comes within three seconds of the first by the times of the presses: a busy page gets them late.
   let marking = 0;
   document.addEventListener("keydown", (event) => {
     const typing = event.target.closest("input, textarea, select, dialog[open]");
@@ -132,7 +133,7 @@
     if (event.key === "Escape") { leave(event); return; }
     if (typing || keysOff() || event.metaKey || event.ctrlKey || event.altKey) return;
     const key = event.key;
-    if (marking && Date.now() - marking < 1500 && (key === "n" || key === "a")) {
+    if (marking && event.timeStamp - marking < 3000 && (key === "n" || key === "a")) {
       marking = 0;
       markCurrent(key);
       return;
@@ -140,7 +141,7 @@
     marking = 0;
     const does = {
       "/": openPalette, j: () => move(1), k: () => move(-1), x: () => $("input[type=checkbox]", current() || document)?.click(),
-      t: switchZone, "?": () => $("#help")?.showModal(), m: () => { marking = Date.now(); },
+      t: switchZone, "?": () => $("#help")?.showModal(), m: () => { marking = event.timeStamp; },
       u: () => $$("[data-undo]").at(-1)?.click(), a: () => press("a", current()?.matches(".incident") ? current() : $(".head")),
       c: () => location.assign($("[data-compare]")?.href ?? "/compare"), y: copyLink, r: () => press("r"), s: () => press("s"), o: () => press("o"),
       Enter: () => current() && !event.target.closest("a, button") && $("[data-open]", current())?.click(),
