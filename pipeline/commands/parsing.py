@@ -27,6 +27,16 @@ class Parser(argparse.ArgumentParser):
         ]
         self.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(meant)}")
 
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """An empty text is no value: a shell variable without one would name the current folder."""
+        if (
+            not arg_string
+            and action.default != ""
+            and action.nargs not in (argparse.PARSER, argparse.REMAINDER)
+        ):
+            raise argparse.ArgumentError(action, "'' is empty; give a value, or leave it out")
+        return super()._get_value(action, arg_string)
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         choices = None if action.choices is None else [str(choice) for choice in action.choices]
         if choices is None or value in action.choices:  # type: ignore[operator] # an iterable with `in`

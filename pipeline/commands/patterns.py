@@ -5,15 +5,19 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from pipeline.commands.common import cell, out, print_json, printable, reading
 from pipeline.errors import BadInput
 from pipeline.records.batch import utc_now
+from pipeline.report.text import clipped
 from pipeline.service.questions import PatternsAsked, pattern_span, template_number
+from pipeline.service.values import PatternCount
 from pipeline.units import plural, time_of
 
 BARS: Final = " ▁▂▃▄▅▆▇█"
+NARROW: Final = 100  # columns of a terminal
+SHOWN_CHARS: Final = 240  # of a pattern with its workload; --json has the whole template
 
 
 def main(args: argparse.Namespace) -> int:
@@ -27,29 +31,26 @@ def main(args: argparse.Namespace) -> int:
     if not found:
         out().print("no lines in this span; choose another --since, --until or --workload", soft_wrap=True)
         return 0
-    table = Table(
-        "lines",
-        "before",
-        "trend",
-        "first seen (UTC)",
-        "last seen",
-        "workload",
-        "pattern",
-        box=None,
-        pad_edge=False,
-    )
-    for one in found:
-        mark = "T0" if not one.template_id else f"T{one.template_id}"
-        cells = (
-            f"{one.records:,}", f"{one.before:,}", trend_bars(one.trend), f"{one.first:%m-%d %H:%M}",
-            f"{one.last:%m-%d %H:%M}", one.workload, f"{mark} {one.template or one.sample or ''}",
-        )  # fmt: skip
-        table.add_row(*(cell(value) for value in cells))
     console = out()
-    console.print(table)
+    console.print(_table(found, narrow=console.width < NARROW))
     other = f"the span of the same length from {args.against} on" if args.against else "the span before"
     console.print(f"{plural(len(found), 'pattern')} shown; before: {printable(other)}", soft_wrap=True)
     return 0
+
+
+def _table(found: Sequence[PatternCount], *, narrow: bool) -> Table:
+    """A narrow terminal gets half as many bars: a template needs the room."""
+    table = Table(
+        "lines", "before", Column("trend", no_wrap=True), Column("first, last (UTC)", max_width=11), "pattern",
+        box=None, pad_edge=False,
+    )  # fmt: skip
+    for one in found:
+        trend = [sum(one.trend[n : n + 2]) for n in range(0, len(one.trend), 2)] if narrow else one.trend
+        named = f"{one.workload} T{one.template_id or 0} {one.template or one.sample or ''}"
+        seen = f"{one.first:%m-%d %H:%M} {one.last:%m-%d %H:%M}"
+        cells = (f"{one.records:,}", f"{one.before:,}", trend_bars(trend), seen, clipped(named, SHOWN_CHARS))
+        table.add_row(*(cell(value) for value in cells))
+    return table
 
 
 def _show_values(args: argparse.Namespace, asked: PatternsAsked) -> int:
@@ -92,8 +93,6 @@ def _asked(args: argparse.Namespace) -> PatternsAsked:
     """The question of the flags. Raises BadInput."""
     now = utc_now()
     since, until = pattern_span(args.since, args.until, now, flags=("--since", "--until"))
-    if until <= since:
-        raise BadInput(f"--until {args.until} is not after --since {args.since}; give a later time")
     return PatternsAsked(
         since=since,
         until=until,

@@ -98,7 +98,9 @@ def _snooze(text: str) -> timedelta:
     except OverflowError:
         length = None
     if not length or length > MAX_SNOOZE:
-        raise BadInput(f"a snooze of {text[:40]!r} is none; write 15m, 1h or 7d, at most {MAX_SNOOZE.days}d")
+        raise BadInput(
+            f"{text[:40]!r} is no length of a snooze; write 15m, 1h or 7d, at most {MAX_SNOOZE.days}d"
+        )
     return length
 
 

@@ -119,9 +119,11 @@ def pattern_span(
     since: str, until: str | None, now: datetime, *, flags: tuple[str, str] = ("since", "until")
 ) -> tuple[datetime, datetime]:
     """The span of patterns. One of ROUNDED or more that goes up to now is widened to whole five minutes, for
-    which counts are kept. Raises BadInput."""
+    which counts are kept. Raises BadInput, also for an end that is not after the beginning."""
     begin = time_of(since, now, flag=flags[0])
     end = asked_moment(until, now, flag=flags[1])
+    if begin >= (end or now):
+        raise BadInput(f"{flags[1]} {until or 'now'} is not after {flags[0]} {since}; give a longer span")
     if end is not None:
         return begin, end
     if span(since) is None or now - begin < ROUNDED:

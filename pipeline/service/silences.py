@@ -145,7 +145,7 @@ def _length(lasts: str) -> timedelta:
         length = None
     if not length or length > MAX_SILENCE:
         raise BadInput(
-            f"a silence of {lasts[:40]!r} is none; write 15m, 2h or 7d, at most {MAX_SILENCE.days}d"
+            f"{lasts[:40]!r} is no length of a silence; write 15m, 2h or 7d, at most {MAX_SILENCE.days}d"
         )
     return length
 

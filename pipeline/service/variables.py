@@ -38,7 +38,9 @@ def stored_values(
         text = template_texts(client, Keys(settings.redis.key_prefix)).get(number)
     lines = stored_lines(answers, settings, asked).lines
     if (text is None or asked.only) and not lines:  # its text may have words of other workloads
-        raise NotFound(f"there is no pattern T{number}; /api/v1/patterns lists those of a span")
+        raise NotFound(
+            f"there is no pattern T{number} in this span; ask for another span, or for a pattern of its list"
+        )
     return TemplateValues(
         template_id=number,
         template=text,

@@ -191,7 +191,6 @@ def test_any_bytes_are_read_as_in_a_log_file(logweir: Verb, settings: Settings) 
 @pytest.mark.parametrize(
     ("args", "word"),
     [
-        ([""], "PATTERN is empty"),
         ([" \n"], "PATTERN is empty"),
         (["x" * 70_000], "64 KiB"),
     ],
@@ -213,7 +212,6 @@ def test_a_pattern_that_can_be_no_line_is_refused(logweir: Verb, args: list[str]
         (["some text", "normal", "--for", "0s"], "--for '0s'"),
         (["some text", "normal", "--for", "9999999d"], "--for"),
         (["some text", "normal", "--why", "x" * 600], "shorten"),
-        (["some text", "normal", "--workload", ""], "--workload is empty"),
         (["some text", "normal", "--workload", "a\nb"], "no workload"),
         (["some text", "--list"], "'some text'"),
         (["--list", "--for", "7d"], "--for"),

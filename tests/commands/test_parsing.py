@@ -29,6 +29,26 @@ def test_a_mistyped_word_is_answered_with_the_nearest_and_the_usage_of_its_verb(
     assert said.startswith(usage) and says in said
 
 
+@pytest.mark.parametrize(
+    "line", ["run {}", "run a.log --out {}", "send a.log --workload {}", "gpu run --memory {}"]
+)
+def test_an_empty_value_is_refused(capsys: pytest.CaptureFixture[str], line: str) -> None:
+    """`logweir send "$FILE"` without a value would send the current folder."""
+    with pytest.raises(SystemExit) as ended:
+        parser().parse_args([word.format("") for word in line.split()])
+    assert ended.value.code == 2
+    assert "'' is empty; give a value, or leave it out" in capsys.readouterr().err
+
+
+def test_send_refuses_a_workload_that_none_can_have(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["send", __file__, "--workload", "x" * 300]) == 2
+    assert "is not usable; use 1 to 200 printable characters" in capsys.readouterr().err
+
+
+def test_an_empty_argument_of_another_program_is_its_own() -> None:
+    assert parser().parse_args(["gpu", "run", "--", "python", ""]).program[-1] == ""
+
+
 def test_what_was_right_is_taken_as_before() -> None:
     args = parser().parse_args(["run", "a.log", "--limit", "3"])
     assert (args.files, args.limit) == (["a.log"], 3)

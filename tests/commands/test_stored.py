@@ -87,7 +87,12 @@ def test_patterns_are_compared_with_the_span_before_or_another_one(logweir: Verb
     assert [(row["template_id"], row["records"], row["before"]) for row in then] == [(2, 1, 1), (1, 2, 0)]
     said = logweir("patterns", "--since", "1h", "--against", "170h")
     assert said.out.rstrip().endswith("2 patterns shown; before: the span of the same length from 170h on")
+    rows = logweir("patterns", "--since", "1h").out.splitlines()
+    assert rows[2].startswith("2      1") and rows[2].rstrip().endswith("  shop T1 message 1"), rows
     assert logweir("patterns", "--against", "later").code == 2
+    assert (
+        "--until now is not after --since 0d; give a longer span" in logweir("patterns", "--since", "0d").err
+    )
     assert "no lines in this span" in logweir("patterns", "--workload", "nobody").out
 
 

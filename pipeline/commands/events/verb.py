@@ -1,6 +1,7 @@
 """`logweir events`: what has happened, the oldest first, and with --follow what happens."""
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -105,4 +106,5 @@ def _is_told(event: CloudEvent, value: object) -> bool:
 def _value(value: object) -> str:
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     shown = text if len(text) <= VALUE_CHARS else text[: VALUE_CHARS - 2] + " …"
-    return f'"{shown}"' if " " in shown and isinstance(value, str) else shown
+    quoted = isinstance(value, str) and not {" ", '"'}.isdisjoint(shown)
+    return json.dumps(shown, ensure_ascii=False) if quoted else shown

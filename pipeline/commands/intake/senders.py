@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.commands.common import cell, out, print_json, reading, redis_explained, settings_of
+from pipeline.commands.common import cell, out, print_json, reached, reading, redis_explained, settings_of
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 from pipeline.units import plural
@@ -25,7 +25,7 @@ def main(args: argparse.Namespace) -> int:
     at = reading(args)
     with redis_explained():
         found = at.senders()
-        partitions, streams = ((), ()) if args.url is not None else _read(settings_of(args))
+        partitions, streams = ((), ()) if args.url is not None else _read(reached(settings_of(args)))
     if args.json:
         facts = [*map(_facts, partitions), *map(_facts_of_stream, streams)]
         print_json([asdict(sender) for sender in found] + facts)

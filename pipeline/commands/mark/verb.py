@@ -59,8 +59,6 @@ def _check(args: argparse.Namespace) -> None:
             "`logweir mark` needs a PATTERN and `normal` or `anomalous`; --list shows the marks, --revoke "
             "PATTERN takes one back"
         )
-    if args.workload == "":
-        raise BadInput("--workload is empty; write a whole name, or leave it out for every workload")
 
 
 def _put(args: argparse.Namespace, finder: "Finder") -> int:

@@ -14,7 +14,7 @@ from pipeline.commands.send.sender import Sender
 from pipeline.commands.send.tracking import BatchTracking
 from pipeline.errors import BadInput, CursorMoved
 from pipeline.logs import set_up
-from pipeline.producer import Producer, workload_of_file
+from pipeline.producer import Producer, check_name, workload_of_file
 from pipeline.records.batch import Purpose, digest
 from pipeline.sources import files, follow
 from pipeline.sources.archives import Source
@@ -82,9 +82,9 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _workloads(args: argparse.Namespace, paths: Iterable[Path]) -> list[str]:
-    """The workloads that the command line names; members of archives bring their own."""
+    """The workloads that the command line names; members of archives bring their own. Raises BadInput."""
     if args.workload or args.files == ["-"]:
-        return [args.workload or "stdin"]
+        return [check_name("workload", args.workload or "stdin")]
     return [workload_of_file(path) for path in ([Path(args.files[0])] if args.follow else paths)]
 
 

@@ -117,7 +117,7 @@ def _span(text: str, now: datetime, name: str) -> tuple[datetime, datetime]:
     begin, dots, end = text.strip().partition("..")
     if not begin or (dots and not end):
         raise BadInput(f"{name} {text[:60]!r} is no span; write 1h, 2h..1h, or TIME..TIME")
-    return pattern_span(begin, end or None, now, flags=(name, name))
+    return pattern_span(begin, end or None, now, flags=("the beginning", "the end"))
 
 
 def _counted(

@@ -759,7 +759,7 @@ def test_a_client_asks_beside_and_decides(asked: Asked) -> None:
         "snoozed",
         "a test",
     )
-    with pytest.raises(BadInput, match="a snooze of '9x' is none"):
+    with pytest.raises(BadInput, match="'9x' is no length of a snooze"):
         asked.client.decide(name, Action.SNOOZE, lasts="9x")
     assert asked.client.decide(name, Action.REOPEN).decision is None
     made = asked.client.silence("other", lasts="1h", why="a test", template="T1")

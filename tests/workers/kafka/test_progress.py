@@ -1,6 +1,7 @@
 """How far Kafka is read: in Redis, in the metrics, in `logweir senders` and `logweir doctor`."""
 
 import json
+import os
 import time
 
 import pytest
@@ -9,6 +10,7 @@ from command_line import Verb
 from kafka_broker import KafkaBroker
 from prometheus_client import CollectorRegistry
 
+from pipeline.redis.attach import state_file
 from pipeline.settings import Settings
 from pipeline.workers.kafka import progress
 from pipeline.workers.kafka.progress import PartitionProgress, report, stored_partitions
@@ -61,6 +63,18 @@ def test_senders_shows_each_partition(client: "redis.Redis", settings: Settings,
     assert "app/0" in shown and "1,002" in shown and "one@host:1" in shown
     (facts,) = json.loads(logweir("senders", "--json").out)
     assert (facts["protocol"], facts["topic"], facts["partition"], facts["lag"]) == ("kafka", "app", 0, 1_002)
+
+
+def test_senders_finds_the_stack_of_a_data_directory(
+    client: "redis.Redis", settings: Settings, logweir: Verb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report(client, settings, {"a": partition(0, end=12)})
+    state = {"pid": os.getpid(), "redis_url": settings.redis.url, "key_prefix": settings.redis.key_prefix}
+    settings.data.dir.mkdir(parents=True, exist_ok=True)
+    state_file(settings.data.dir).write_text(json.dumps(state))
+    monkeypatch.delenv("REDIS_URL")
+    monkeypatch.delenv("LOGWEIR_KEY_PREFIX", raising=False)
+    assert "app/0" in logweir("senders").out
 
 
 def test_doctor_tries_each_address(logweir: Verb, monkeypatch: pytest.MonkeyPatch) -> None:
