@@ -58,21 +58,17 @@ def _sample(sample: FindingSample) -> dict[str, Any]:
 
 
 def check_csv(path: Path) -> None:
-    """Raises BadInput where findings cannot be written to, or would replace something else."""
-    if not path.absolute().parent.is_dir():
-        raise BadInput(
-            f"--csv {path}: the directory {path.absolute().parent} does not exist; create it first"
-        )
-    if not path.exists():
-        return
+    """Raises BadInput where findings would replace something else, or may not be written into a file."""
     if not path.is_file():
         raise BadInput(f"--csv {path} is not a file; name one, for example {path / 'findings.csv'}")
     begin = ",".join(_CSV).encode()
     try:
-        with path.open("rb") as file:
+        with path.open("r+b") as file:
             first = file.read(len(begin))
     except OSError as exc:
-        raise BadInput(f"--csv {path} cannot be read ({exc.strerror}); choose another name") from exc
+        raise BadInput(
+            f"--csv {path} cannot be read and written ({exc.strerror}); choose another name"
+        ) from exc
     if first and first != begin:
         raise BadInput(f"--csv {path} exists and holds no findings; choose another name")
 

@@ -62,6 +62,8 @@ def test_what_this_user_may_not_read_or_write_is_refused_with_the_remedy(logweir
     assert "chmod" in sentence(logweir("run", secret))
     secret.chmod(0o444)
     assert "cannot be written" in sentence(logweir("run", secret, "--out", folder / "o"))
+    for flag in ("--csv", "--report"):  # before the work of the run
+        assert "may not write into" in sentence(logweir("run", secret, "--out", "o", flag, folder / "f"))
     assert "cannot be used" in sentence(logweir("up", "--data-dir", folder / "d"))
     folder.chmod(0o755)
 

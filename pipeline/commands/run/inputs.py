@@ -1,6 +1,7 @@
 """The arguments of `logweir run`, checked before anything is started or imported that takes long."""
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,15 +53,14 @@ def plan_run(
 
         check_name("workload", workload)
     chosen, normal = files.choose(inputs, wanted), files.choose(baseline, wanted)
-    if out.exists() and not out.is_dir():
-        raise BadInput(f"--out {out} is a file; name a directory")
-    if out.is_dir() and any(out.iterdir()) and not (out / MARKER).is_dir():
-        raise BadInput(f"--out {out} is not empty and was not made by logweir; choose another directory")
-    if report is not None and not report.absolute().parent.is_dir():
+    try:
+        _check_out(out)
+    except PermissionError as exc:
         raise BadInput(
-            f"--report {report}: the directory {report.absolute().parent} does not exist; create it first"
-        )
+            f"--out {out} cannot be looked at ({exc.strerror}); choose another directory or fix its rights"
+        ) from exc
     if report is not None:
+        check_folder("--report", report)
         _refuse_to_overwrite(report)
         if any(report.resolve().is_relative_to(out.resolve() / name) for name in (MARKER, "results")):
             raise BadInput(f"--report {report} lies where a run replaces everything; name another directory")
@@ -72,6 +72,24 @@ def plan_run(
         report=report,
         notes=(*chosen.notes, *normal.notes),
     )
+
+
+def _check_out(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"--out {out} is a file; name a directory")
+    if out.is_dir() and any(out.iterdir()) and not (out / MARKER).is_dir():
+        raise BadInput(f"--out {out} is not empty and was not made by logweir; choose another directory")
+
+
+def check_folder(flag: str, path: Path) -> None:
+    """The folder of a file that a run makes at its end. Raises BadInput."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise BadInput(f"{flag} {path}: the directory {folder} does not exist; create it first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise BadInput(
+            f"{flag} {path} cannot be written: this user may not write into {folder}; name another file"
+        )
 
 
 def _refuse_to_overwrite(report: Path) -> None:

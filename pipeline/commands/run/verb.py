@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from pipeline.commands.common import display, err, out, print_json, remark, settings_of
 from pipeline.commands.recognition import choice_of
 from pipeline.commands.run.first_screen import look, rows
-from pipeline.commands.run.inputs import RunPlan, plan_run
+from pipeline.commands.run.inputs import RunPlan, check_folder, plan_run
 from pipeline.commands.run.stdin_copy import stdin_as_file
 from pipeline.errors import BadInput
 from pipeline.logs import set_up
@@ -34,7 +34,9 @@ def main(args: argparse.Namespace) -> int:
             "--baseline - is not possible; a baseline must be files, so save the lines to one first"
         )
     choice = choice_of(args)
-    if args.csv is not None:
+    if args.csv is not None and not args.csv.exists():
+        check_folder("--csv", args.csv)
+    elif args.csv is not None:
         from pipeline.report.export import check_csv
 
         check_csv(args.csv)
