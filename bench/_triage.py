@@ -6,11 +6,12 @@ verdict's score. The ablation asks the same verdict with evidence taken away, so
 where it is used."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import polars as pl
 import torch
+from msgspec.structs import replace
 
 from bench import _baselines as baselines
 from bench._learnt import learn_and_score, verdicts

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.models.tokenizer import LineTokenizer, head_and_tail
+from pipeline.models.tokenizer import Ints, LineTokenizer, RaggedRows, head_and_tail
 
 # Cached words and pieces: about 30 MiB. Past that the cache is cleared; an LRU costs more than it saves.
 _WORDS_MOST: Final = 100_000
@@ -25,7 +25,6 @@ _PADDING: Final = 20
 # remainder for the scalar loop.
 _LANES: Final = 16
 
-Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
@@ -78,32 +77,6 @@ def rectangles(start: Ints, room: int, lengths: Ints | None = None) -> Iterator[
         real = np.arange(width) < sizes[begin:stop, None]
         yield np.where(real, start[order[begin:stop]][:, None] + np.arange(width), 0), real
         stop = begin
-
-
-class RaggedRows:
-    """A growing array of rows of different lengths."""
-
-    def __init__(self) -> None:
-        self.flat = np.empty(0, dtype=np.int64)
-        self._first = np.empty(0, dtype=np.int64)
-        self._length = np.empty(0, dtype=np.int64)
-
-    def add(self, rows: Sequence[Sequence[int]]) -> None:
-        length = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-        self.add_flat(np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=int(length.sum())), length)
-
-    def add_flat(self, flat: Ints, length: Ints) -> None:
-        """Rows of these lengths, one after the other."""
-        self._first = np.concatenate([self._first, len(self.flat) + np.cumsum(length) - length])
-        self.flat = np.concatenate([self.flat, flat])
-        self._length = np.concatenate([self._length, length])
-
-    def take(self, rows: Ints) -> tuple[Ints, Ints, Ints]:
-        """The values of these rows one after the other, which of `rows` each is of, and the lengths."""
-        length = self._length[rows]
-        before = np.cumsum(length) - length
-        of = np.repeat(np.arange(len(rows)), length)
-        return self.flat[np.repeat(self._first[rows] - before, length) + np.arange(len(of))], of, length
 
 
 class Lexicon:
@@ -175,7 +148,7 @@ class Lexicon:
         return within
 
     def _learn(self, words: Sequence[str]) -> None:
-        self._pieces.add(self.tokenizer.pieces(words))
+        self._pieces.add_flat(*self.tokenizer.flat_pieces(words))
         flags, marks, length = self._describe(words)
         self._marks.add_flat(marks, length)
         self._flags = np.concatenate([self._flags, flags])

@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import BadBundle
-from pipeline.models.lexicon import RaggedRows
 from pipeline.models.severity import (
     GRAVE_WORDS,
     all_well,
@@ -30,6 +29,7 @@ from pipeline.models.severity import (
     severity_words,
     trouble,
 )
+from pipeline.models.tokenizer import RaggedRows
 
 _FORMAT: Final = 1
 _HASHED: Final = 1 << 15  # buckets for words; logs were seen to have some thousand
@@ -146,8 +146,10 @@ class SeverityPrior:
             signs = np.bincount(of[mark >> _KIND_BITS == kind], minlength=count)
             logits += weights[kind] * np.minimum(signs, _MOST_OF_A_KIND)
         for i in np.flatnonzero(spoken.pieces > _WORDS_MOST).tolist():
-            bag = _bag(texts[i][:_CHARS], named[i])  # only the first pieces of such a line count
-            logits[i] = sum(value * weights[place] for place, value in bag)
+            text = texts[i][:_CHARS]
+            if len(_different(text)) > _WORDS_MOST or len(text) < len(texts[i]):
+                bag = _bag(text, named[i])  # only the first pieces of such a line count
+                logits[i] = sum(value * weights[place] for place, value in bag)
         return logits
 
     def to_bytes(self) -> bytes:
@@ -238,10 +240,9 @@ def _posterior(rows: _Rows, labels: Floats, weights: Floats) -> Floats:
 
 
 def _bag(text: str, named: str | None) -> Bag:
-    pieces = dict.fromkeys(p for p in _PIECE.findall(text) if p[0] != "<")
     bag: dict[int, float] = {_BIAS: 1.0}
     signs = [0, 0]
-    for mark in chain.from_iterable(map(_features, list(pieces)[:_WORDS_MOST])):
+    for mark in chain.from_iterable(map(_features, _different(text)[:_WORDS_MOST])):
         if mark < _SIZE:
             bag[mark] = 1.0
         else:
@@ -254,6 +255,11 @@ def _bag(text: str, named: str | None) -> Bag:
         if count:
             bag[place] = float(min(count, _MOST_OF_A_KIND))
     return tuple(sorted(bag.items()))
+
+
+def _different(text: str) -> list[str]:
+    """The pieces of a line without masks, each once, in order."""
+    return [piece for piece in dict.fromkeys(_PIECE.findall(text)) if piece[0] != "<"]
 
 
 def _named(line: str) -> str | None:

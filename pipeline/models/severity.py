@@ -6,7 +6,7 @@ count.
 
 import re
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Final
 
 # fmt: off
@@ -133,7 +133,7 @@ def severity_words(masked: str) -> str | None:
     begins = [i for i, word in enumerate(words) if word in _BEGINS]
     if not begins:
         return None
-    pieces = list(_PIECE.finditer(text))
+    pieces, read = _PIECE.finditer(text), 0  # only up to the last asked one
     leader = max((m.start() for m in _LEADER.finditer(text)), default=-1) if "..." in text else -1
     dealt_with = -1
     if not _HANDLED.isdisjoint(words):
@@ -145,8 +145,11 @@ def severity_words(masked: str) -> str | None:
         for phrase in _PHRASES:
             if word == phrase[0] and tuple(words[i : i + len(phrase)]) == phrase:
                 return " ".join(phrase)
-        start, end = pieces[i].span()
-        if word not in _SEVERE or i < dealt_with or end <= leader:
+        if word not in _SEVERE or i < dealt_with:
+            continue
+        start, end = next(islice(pieces, i - read, None)).span()
+        read = i + 1
+        if end <= leader:
             continue
         if (
             not _named_or_negated(words, i)

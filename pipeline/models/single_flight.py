@@ -10,7 +10,6 @@ same in every process.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from operator import attrgetter
 from typing import Any, Final
 
@@ -38,7 +37,7 @@ WAIT_S: Final = 2.0  # for a claimed line; a peer that died costs this once
 POLL_S: Final = 0.02
 
 # The fields in their order, without names: half the bytes.
-_NAMES: Final = tuple(field.name for field in fields(Evidence))
+_NAMES: Final = Evidence.__struct_fields__
 _VALUES: Final = attrgetter(*_NAMES)
 _CODEC: Final = Codec[Any](
     tuple[float, tuple[str, ...], tuple[str, ...], int, str | None, float, float],

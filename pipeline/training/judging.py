@@ -12,10 +12,11 @@ explains, or where it is unusable. No labels are needed.
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
+import msgspec
 import numpy as np
 import polars as pl
 
@@ -225,7 +226,12 @@ def _ask(model: Examinee, held_out: HeldOut, shown: pl.DataFrame, usual: Sequenc
         masked, pattern, template = row["masked"], row["pattern_id"], row["template_id"]
         if row["part"] == "injected":
             template = patterns.template_of(pattern) or _NEW_SHAPE
-        work_row = {**asdict(evidence[masked]), "pattern_id": pattern, "severe": False, "level": None}
+        work_row = {
+            **msgspec.structs.asdict(evidence[masked]),
+            "pattern_id": pattern,
+            "severe": False,
+            "level": None,
+        }
         verdict = verdict_of(work_row, template, hiding if row["part"] == "normal" else knowledge)
         # A line of its baseline is never flagged, so it ranks below all others.
         never = (

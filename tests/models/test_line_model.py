@@ -5,13 +5,14 @@ import math
 import resource
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Final
 
 import polars as pl
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from pipeline.errors import BadBundle

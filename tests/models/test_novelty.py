@@ -68,7 +68,7 @@ def test_the_share_is_that_of_the_different_trigrams_of_a_line(lines: list[str])
 
 def test_past_the_limit_the_trigrams_of_rare_lines_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(novelty, "_GRAMS_MOST", 20)
-    monkeypatch.setattr(novelty, "_LINES_AT_ONCE", 1)
+    monkeypatch.setattr(novelty, "_FITTED_AT_ONCE", 1)
     made = Novelty.fit(["seldom seen line of letters", "the usual line"], [1, 1000])
     assert len(made) <= 20
     usual, rare = made.score(["the usual line", "seldom seen line of letters"])

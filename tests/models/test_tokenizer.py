@@ -83,15 +83,18 @@ def test_of_two_mask_tokens_that_begin_alike_the_longer_one_is_found() -> None:
     assert made.pieces(words) == by_the_library(made, words)
 
 
-def test_words_that_were_met_are_forgotten_in_time_and_blobs_at_once(
+def test_words_that_were_met_are_forgotten_in_time_and_so_are_blobs(
     tokenizer: LineTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_CUTS_MOST", 8)
-    words = [f"word{'x' * i}" for i in range(50)]
-    assert tokenizer.pieces(words) == by_the_library(tokenizer, words)
-    assert 0 < len(tokenizer._cuts) <= 8
-    tokenizer.pieces(["y" * 4096])
-    assert max(map(len, tokenizer._cuts)) <= 32
+    monkeypatch.setattr(module, "_CUT_PIECES_MOST", 400)
+    for word in [f"word{'x' * i}" for i in range(20)]:
+        assert tokenizer.pieces([word]) == by_the_library(tokenizer, [word])
+        assert 0 < len(tokenizer._number) <= 9
+    tokenizer.pieces(["é" * 4096])
+    assert len(tokenizer._rows.flat) > 400
+    assert tokenizer.pieces(["word"]) == by_the_library(tokenizer, ["word"])
+    assert len(tokenizer._rows.flat) <= 400
 
 
 def test_half_of_a_surrogate_pair_is_text_like_any_other(tokenizer: LineTokenizer) -> None:

@@ -439,7 +439,9 @@ class Lenient:
         seen = self.model.scorer.score(masked)
         held = set(HELD.by_template["masked"])
         return [
-            replace(e, surprisal=99.0 * (m not in self.learnt), novelty=0.0, prior=0.0) if m in held else e
+            msgspec.structs.replace(e, surprisal=99.0 * (m not in self.learnt), novelty=0.0, prior=0.0)
+            if m in held
+            else e
             for e, m in zip(seen, masked, strict=True)
         ]
 

@@ -18,8 +18,8 @@ from torch.nn import functional
 
 from pipeline.models.config import ModelConfig, NetworkKind
 from pipeline.models.fits.world import WHOLE
-from pipeline.models.lexicon import Bools, EncodedLines, Ints, rectangles
-from pipeline.models.tokenizer import LineTokenizer, Specials
+from pipeline.models.lexicon import Bools, EncodedLines, rectangles
+from pipeline.models.tokenizer import Ints, LineTokenizer, Specials
 
 _LOG_Z_WEIGHT: Final = 0.1  # of (log Z)^2 in the loss, as in models/causal.py
 # Ids per K forwards. Batches of one forward are smaller than those of models/causal.py, whose layers run on
