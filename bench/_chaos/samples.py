@@ -13,7 +13,7 @@ from pipeline.settings import Settings
 from pipeline.settings.values import is_sentinel
 
 MIB: Final = 2**20
-# An Arrow file of one record has 2.8 KB, so that the halves of a split batch are larger than it was.
+# An Arrow stream of one record has 2.5 KB, so that the halves of a split batch are larger than it was.
 HALF_BYTES: Final = 4_096
 # A sample needs a second; a machine that is short of processors some more. After that, nobody watched.
 BLIND_S: Final = 60.0

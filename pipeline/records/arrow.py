@@ -1,8 +1,8 @@
-"""Checks an Arrow file before Polars reads it.
+"""Checks an Arrow stream before Polars reads it, and an Arrow file, which builds before wrote.
 
-Polars allocates the lengths that a file states, so a false length ends the whole process (`memory allocation
-of 2377108633428164608 bytes failed`). The check compares every length with the bytes that are there, without
-decompressing: columns of an accepted file take at most `max_bytes`. The format:
+Polars allocates the lengths that the bytes state, so a false length ends the whole process (`memory
+allocation of 2377108633428164608 bytes failed`). The check compares every length with the bytes that are
+there, without decompressing: columns of accepted bytes take at most `max_bytes`. The format:
 arrow.apache.org/docs/format/Columnar.html and its File.fbs, Message.fbs, Schema.fbs."""
 
 import struct
@@ -11,24 +11,26 @@ from typing import Final
 
 from pipeline.errors import BadPayload
 
-MAGIC: Final = b"ARROW1"
+MAGIC: Final = b"ARROW1"  # of a file; a stream begins with the mark of a message
 MAX_ROWS: Final = 4_000_000  # forty times the most records that a batch may have
 MAX_COLUMNS: Final = 64
 MAX_BLOCKS: Final = 64
 # Members of Schema.fbs's union Type that our frames are made of; none refers to a dictionary.
 INT, FLOAT, TEXT, BOOL, MOMENT, LIST, LARGE_TEXT, LARGE_LIST, TEXT_VIEW = 2, 3, 5, 6, 10, 12, 20, 21, 24
 TYPES: Final = frozenset((INT, FLOAT, TEXT, BOOL, MOMENT, LIST, LARGE_TEXT, LARGE_LIST, TEXT_VIEW))
-RECORD_BATCH: Final = 3  # of Message.fbs's union MessageHeader
+SCHEMA, RECORD_BATCH = 1, 3  # of Message.fbs's union MessageHeader
+MARK: Final = b"\xff\xff\xff\xff"  # begins a message
+END: Final = MARK + bytes(4)  # a message without a head ends a stream
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 
 
 def check_arrow(blob: bytes, max_bytes: int) -> None:
-    """Raises BadPayload unless this is an Arrow file of plain columns that take at most `max_bytes` of
-    memory."""
+    """Raises BadPayload unless these are an Arrow stream, or file, of plain columns that take at most
+    `max_bytes` of memory."""
     try:
-        memory = _measured(blob, max_bytes)
+        memory = _file_bytes(blob, max_bytes) if blob.startswith(MAGIC) else _stream_bytes(blob, max_bytes)
     except (struct.error, _Lie) as exc:
-        raise BadPayload(f"a payload of {len(blob)} bytes is not a readable Arrow file: {exc}") from exc
+        raise BadPayload(f"a payload of {len(blob)} bytes is not a readable Arrow stream: {exc}") from exc
     if memory > max_bytes:
         raise BadPayload(
             f"a payload of {len(blob)} bytes says that it unpacks to {memory}; at most {max_bytes} are read"
@@ -87,7 +89,42 @@ class _Table:
         return self.at + offset if offset else 0
 
 
-def _measured(blob: bytes, max_bytes: int) -> int:
+def _stream_bytes(blob: bytes, max_bytes: int) -> int:
+    """The bytes of memory that the columns of a stream take: a schema, record batches, the end."""
+    data = memoryview(blob)
+    if not blob.endswith(END):
+        raise _Lie("it has no end")
+    kind, schema, _, at = _message(data, 0)
+    if kind != SCHEMA:
+        raise _Lie("it has no schema")
+    buffers, nodes = _columns(schema)
+    memory = blocks = 0
+    while at != len(blob) - len(END):
+        kind, batch, body, at = _message(data, at)
+        blocks += 1
+        if kind != RECORD_BATCH or blocks > MAX_BLOCKS:
+            raise _Lie("a part is no record batch, or one too many")
+        memory += _batch(batch, body, buffers, nodes)
+        if memory > max_bytes:
+            break
+    return memory
+
+
+def _message(data: memoryview, at: int) -> tuple[int, _Table, memoryview, int]:
+    """Kind, head and body of the message of a stream at this place, and the place behind it."""
+    size = struct.unpack_from("<i", data, at + len(MARK))[0]
+    head = at + len(MARK) + 4
+    if bytes(data[at : at + len(MARK)]) != MARK or not 0 < size <= len(data) - head:
+        raise _Lie("a part has no head")
+    message = _root(data[head : head + size])
+    content, length = message.table(2), message.number(3, "<q")
+    body = head + size
+    if content is None or not 0 <= length <= len(data) - body:
+        raise _Lie("a part lies outside of the stream")
+    return message.number(1, "<B"), content, data[body : body + length], body + length
+
+
+def _file_bytes(blob: bytes, max_bytes: int) -> int:
     """The bytes of memory that the columns of a file take."""
     data = memoryview(blob)
     end = len(blob) - len(MAGIC) - 4

@@ -12,7 +12,7 @@ from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
 if TYPE_CHECKING:
     import polars as pl
 
-WIRE_VERSION: Final = 1
+WIRE_VERSION: Final = 2  # 1: frames were Arrow files
 # The workload of a batch whose records name their own. Names of workloads are printable, this is not.
 SEVERAL: Final = "\tseveral"
 PREFIX_BYTES: Final = 8  # of the length of a part of a digest

@@ -1,4 +1,4 @@
-"""The records of a batch as bytes in Redis: a frame as an Arrow file, pushed lines as compressed msgpack.
+"""The records of a batch as bytes in Redis: a frame as an Arrow stream, pushed lines as compressed msgpack.
 
 Only the reader and writer of frames need Polars; this module imports it with them.
 """
@@ -16,7 +16,7 @@ from pipeline.records.wire import Codec
 if TYPE_CHECKING:
     import polars as pl
 
-# Begins a pushed payload; an Arrow file begins with ARROW1.
+# Begins a pushed payload; an Arrow stream begins with 0xFF, a file of a build before with ARROW1.
 MAGIC: Final = b"PUSHED\x00"
 # 10,000 lines, 1 MiB: 6 ms for a quarter of the size. zstd would take 2 ms, and 22 MB on the sender's disk.
 _LEVEL: Final = 1

@@ -13,9 +13,11 @@ import polars as pl
 from pipeline.errors import BadPayload
 from pipeline.records.schema import pack_frame, unpack_frame
 
-# Up to so many rows, columns as msgpack are packed in a tenth of the time of an Arrow file, and not larger.
+# Up to so many rows, columns as msgpack are packed in a tenth of the time of an Arrow stream, and not larger.
 FEW_ROWS: Final = 256
-_COLUMNS: Final = b"C"  # begins such a table; an Arrow file begins with ARROW1
+_COLUMNS: Final = (
+    b"C"  # begins such a table; Arrow streams begin with 0xFF, files of a build before with ARROW1
+)
 _FRAME_BYTES: Final = 64 << 20
 # A list of each type, as msgspec checks it.
 _LISTS: Final[Mapping[Any, Any]] = {

@@ -1,5 +1,6 @@
 """Wire forms: what is packed comes back, what is damaged is refused by name, ids never change."""
 
+import io
 from datetime import datetime
 
 import msgpack
@@ -48,10 +49,24 @@ def test_the_content_of_a_frame_is_the_digest_of_its_values_one_by_one(
     assert packed.content == digest("w", "raw", "line", "lines", "level", *values)
 
 
+def test_a_frame_of_many_chunks_comes_back_as_one() -> None:
+    frame = pl.concat([raw_frame(["a", "b"])] * 100, rechunk=False)
+    assert frame.n_chunks() == 100
+    assert unpack_frame(pack_frame(frame)).equals(frame)
+
+
+def test_a_file_of_a_build_before_is_read_and_a_damaged_one_is_refused() -> None:
+    frame, out = raw_frame(["a", "b"]), io.BytesIO()
+    frame.write_ipc(out, compression="zstd")
+    assert unpack_frame(out.getvalue()).equals(frame)
+    with pytest.raises(BadPayload, match="its footer is longer than the file"):
+        unpack_frame(out.getvalue()[:-10] + b"\xff\xff\xff\x7fARROW1")
+
+
 @pytest.mark.parametrize("cut", [0, 1, 8, -1, -40])
 def test_a_damaged_frame_is_refused_with_its_size(cut: int) -> None:
     blob = pack_frame(raw_frame(["a", "b"]))[:cut]
-    with pytest.raises(BadPayload, match=f"a payload of {len(blob)} bytes is not a readable Arrow file"):
+    with pytest.raises(BadPayload, match=f"a payload of {len(blob)} bytes is not a readable Arrow stream"):
         unpack_frame(blob)
 
 

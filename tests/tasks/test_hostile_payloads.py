@@ -31,6 +31,9 @@ from pipeline.sources.framing import Framer
 from tests.models.test_bundle import edit, write
 
 FRAME = pack_frame(raw_frame([f"line {i}" for i in range(50)]))
+# A stream: the schema, the parts, the end of eight bytes. The second number of a head is its size.
+SCHEMA = FRAME[: 8 + struct.unpack_from("<i", FRAME, 4)[0]]
+PART = FRAME[len(SCHEMA) : -8]
 
 
 def test_a_length_that_lies_is_refused_before_memory_is_asked_for() -> None:
@@ -50,6 +53,31 @@ def test_a_bomb_is_refused_by_what_it_would_unpack_to() -> None:
     with pytest.raises(BadPayload, match="at most 67108864"):
         unpack_frame(bomb, max_bytes=64 << 20)
     assert unpack_frame(bomb).height == 2_000
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        FRAME[:-8],
+        FRAME + b"x",
+        FRAME[-8:],
+        SCHEMA + FRAME,
+        SCHEMA + PART * 65 + FRAME[-8:],
+        PART + FRAME[-8:],
+    ],
+    ids=["no end", "more behind the end", "no schema", "two schemas", "too many parts", "a part first"],
+)
+def test_a_stream_of_other_parts_is_refused(blob: bytes) -> None:
+    assert unpack_frame(SCHEMA + PART * 64 + FRAME[-8:]).height == 64 * 50
+    with pytest.raises(BadPayload, match="is not a readable Arrow stream"):
+        unpack_frame(blob)
+
+
+@pytest.mark.parametrize("at", [4, len(SCHEMA) + 4])
+@pytest.mark.parametrize("size", [-1, 0, 1 << 30, (1 << 31) - 1])
+def test_a_part_longer_than_its_stream_is_refused(at: int, size: int) -> None:
+    with pytest.raises(BadPayload):
+        unpack_frame(FRAME[:at] + struct.pack("<i", size) + FRAME[at + 4 :])
 
 
 @pytest.mark.parametrize(
