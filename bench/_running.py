@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,15 @@ def cpu_seconds(process: psutil.Process) -> dict[int, float]:
             continue
         found[one.pid] = float(times.user + times.system)
     return found
+
+
+def resident(process: psutil.Process) -> float:
+    """RSS in MiB of a process and its descendants, in a tenth of the time of `memory`."""
+    rss = 0
+    for one in family(process):
+        with suppress(psutil.Error):
+            rss += one.memory_info().rss
+    return rss / 2**20
 
 
 def memory(process: psutil.Process) -> tuple[float, float]:
