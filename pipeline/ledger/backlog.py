@@ -123,11 +123,16 @@ class Backlog:
 
     def observed(self) -> tuple[int, int]:
         """(observations that the watcher has taken so far, those that wait), of one moment."""
+        taken, waiting, _ = self.unobserved()
+        return taken, waiting
+
+    def unobserved(self) -> tuple[int, int, int]:
+        """`observed`, and the bytes of those that wait, of the same moment."""
         pipe = self.client.pipeline(transaction=True)
-        pipe.hget(self.keys.watching(), "head")
+        pipe.hmget(self.keys.watching(), "head", "bytes")
         pipe.llen(self.keys.watching("observations"))
-        head, waiting = self.store.ask(pipe.execute)
-        return int(head or 0), int(waiting)
+        (head, size), waiting = self.store.ask(pipe.execute)
+        return int(head or 0), int(waiting), int(size or 0)
 
     def watching(self) -> dict[str, float]:
         """The state of the watcher: open sessions and incidents, waiting and dropped observations.

@@ -1,7 +1,8 @@
 """A task of beat, less often than the sweep: a round of compaction over the stored results, after the usage
 records of ended GPU leases are stored (tasks/usage.py).
 
-One process compacts at a time, by a lease. A round yields to batches that wait for the stage of this process.
+One process compacts at a time, by a lease. A round yields to batches that wait for the stage of this process,
+and to a flood of batches, which needs the processors. Files of commits can wait a minute, lines cannot.
 """
 
 from typing import Final
@@ -13,6 +14,7 @@ from pipeline.redis.leases import COMPACTION, Refused
 from pipeline.tasks.context import Context
 from pipeline.tasks.rounds import reporting_faults
 from pipeline.tasks.usage import store_usage
+from pipeline.watching.time_budget import FLOOD
 
 NAME: Final = TASK_COMPACT
 # Rounds in a row that waiting batches may postpone.
@@ -49,7 +51,8 @@ def compact(context: Context) -> None:
 
 
 def _yields(context: Context) -> bool:
-    """Whether batches wait for the stage that this process works for; not for ever."""
-    waiting = context.ledger.backlog.counts().get(f"stage:{Stage.STORE.value}", 0) > 0
+    """Whether batches wait for the stage that this process works for, or there is a flood; not for ever."""
+    counts = context.ledger.backlog.counts()
+    waiting = counts.get(f"stage:{Stage.STORE.value}", 0) > 0 or counts.get("batches", 0) >= FLOOD
     context.compaction_yields = context.compaction_yields + 1 if waiting else 0
     return waiting and context.compaction_yields <= YIELDS

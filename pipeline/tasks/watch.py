@@ -13,6 +13,7 @@ from typing import Final
 import redis
 
 from pipeline.errors import RedisUnavailable, Retryable
+from pipeline.ledger.ledger import MAX_OBSERVATIONS, MAX_OBSERVED_BYTES
 from pipeline.logs import logger
 from pipeline.messages.routing import TASK_WATCH
 from pipeline.observe import counters as metrics
@@ -21,6 +22,7 @@ from pipeline.redis.leases import WATCH, Refused
 from pipeline.tasks.context import Context
 from pipeline.tasks.rounds import reporting_faults
 from pipeline.tasks.step import HUNG
+from pipeline.watching.time_budget import ALL, FLOOD, HALF, flood_share
 from pipeline.watching.watcher import RoundSummary
 
 NAME: Final = TASK_WATCH
@@ -59,7 +61,8 @@ def watch_stored(context: Context, *, end: bool = False) -> bool:
     """
     watcher, now = context.watcher, time.monotonic
     rotation = watcher.rotation
-    if not rotation.begin(now(), waits=not end and _waits(context)):
+    share = ALL if end else _share(context)
+    if not rotation.begin(now(), share=share):
         return False
     # A request by the same holder renews. watching/watched.lua compares the token, so no quarantine is
     # needed.
@@ -71,23 +74,31 @@ def watch_stored(context: Context, *, end: bool = False) -> bool:
         with context.leases.holding(lease) as renewal:
             while not renewal.lost.is_set():
                 context.begin_watching()
-                summary = watcher.round(lease.token, end=end)
+                summary = watcher.round(lease.token, end=end, flood=share < HALF)
                 unread = summary.unread
                 _count(summary)
                 if not summary.more:
                     return True
                 if summary.only_behind and not end and any(context.ledger.backlog.pending()):
                     return False  # minutes of old logs can wait; lines on their way cannot
-                if not rotation.goes_on(now(), waits=not end and _waits(context), unread=unread):
+                share = ALL if end else _share(context)
+                if not rotation.goes_on(now(), share=share, unread=unread):
                     return False
     finally:
         rotation.end(now(), unread=unread)
     return False
 
 
-def _waits(context: Context) -> bool:
-    """Whether batches wait for the stage that this process works for."""
-    return context.ledger.backlog.counts().get(f"stage:{Stage.STORE.value}", 0) > 0
+def _share(context: Context) -> float:
+    """The share of this process' time that watching may take now (watching/time_budget.py)."""
+    counts = context.ledger.backlog.counts()
+    share = HALF if counts.get(f"stage:{Stage.STORE.value}", 0) > 0 else ALL
+    taken, waiting, size = context.ledger.backlog.unobserved()
+    age_s = context.watcher.age.note(time.monotonic(), taken=taken, waiting=waiting)
+    if counts.get("batches", 0) < FLOOD:
+        return share
+    full = max(waiting / MAX_OBSERVATIONS, size / MAX_OBSERVED_BYTES)
+    return min(share, flood_share(age_s=age_s, full=full))
 
 
 def _count(summary: RoundSummary) -> None:

@@ -2,18 +2,35 @@
 
 Watching may fall behind, a line may not wait for it. So a round has about half a second. Rates stop by
 themselves at their part of it; the adaptive budget sizes the session work by the time of earlier rounds.
-While batches wait, one call does one round. If observations pile up, rounds go on for as long as the process
-had for batches before.
+While batches wait for this process, one call does one round. If observations pile up, rounds go on for as
+long as the process had for batches before.
+
+A flood of lines needs the processors. While many batches are on their way, watching takes a small share of
+the time. The share grows with the age of the oldest observation and with the memory that observations take.
+So alarms come later under a flood, by less than a minute, and no observation is dropped for it.
 """
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
 ROUND_S: Final = 0.5
 RATES_S: Final = 0.25  # of that, at most
+# The same while observations wait, or in a flood: minutes of old logs would take all the time of rounds.
+BUSY_RATES_S: Final = 0.05
 BUDGET_S: Final = 1.0  # of consecutive rounds
+CATCH_UP_S: Final = 1.6  # the same where no batch is on its way and observations wait; calls come every 2 s
+ALL: Final = 1.0  # of the time of this process
+HALF: Final = 0.5
+LEAST: Final = 1 / 16
+# Batches on their way that are a flood. A stream that the stages keep up with has fewer.
+FLOOD: Final = 8
+PATIENCE_S: Final = 10.0  # the age of the oldest observation up to which watching takes LEAST in a flood
+LATE_S: Final = 40.0  # the age from which it takes HALF
+FULL: Final = 0.5  # the part of the observations' memory from which it takes HALF
 _START: Final = 0.25
-_MIN: Final = 1 / 32
+# Beyond the smallest round what is alike in every round, and what is read in vain, takes most of its time.
+_MIN: Final = 1 / 8
 _SHRINK: Final = 4.0  # most that one slow round shrinks the part by: the machine may have been busy
 _GROWTH: Final = 2.0
 
@@ -37,27 +54,59 @@ class AdaptiveBudget:
             self.part = min(1.0, self.part * min(_GROWTH, times))
 
 
+class ObservationAge:
+    """How long the oldest observation has waited, from their numbers. `now`: a monotonic clock in seconds."""
+
+    def __init__(self) -> None:
+        # (when, observations of all time) of the first look that saw the oldest one that waits, and of later
+        # ones. A look every 2 s for half an hour.
+        self._looks: deque[tuple[float, int]] = deque(maxlen=1_000)
+
+    def note(self, now: float, *, taken: int, waiting: int) -> float:
+        """The age in seconds; 0 where none waits. `taken`: by the watcher, ever."""
+        looks = self._looks
+        if looks and looks[-1][1] > taken + waiting:  # Redis lost its last moments, or dropped some
+            looks.clear()
+        while looks and looks[0][1] <= taken:
+            looks.popleft()
+        if not waiting:
+            return 0.0
+        looks.append((now, taken + waiting))
+        return now - looks[0][0]
+
+
+def flood_share(*, age_s: float, full: float) -> float:
+    """The share of the time for watching in a flood. `full`: the part of the observations' memory in use."""
+    late = (age_s - PATIENCE_S) / (LATE_S - PATIENCE_S)
+    return LEAST + (HALF - LEAST) * min(1.0, max(0.0, late, full / FULL))
+
+
 class FairRotation:
-    """Alternates watching and storing in one process; `now` is a monotonic clock in seconds."""
+    """Alternates watching and storing in one process; `now` is a monotonic clock in seconds.
+
+    `share`: of the time for watching; ALL while nothing waits, HALF while batches wait to be stored by this
+    process, less in a flood."""
 
     def __init__(self) -> None:
         self._began = self._ended = -1e9
         self._worked = 0.0
         self._unread = 1 << 62  # of the previous call
 
-    def begin(self, now: float, *, waits: bool) -> bool:
-        """Whether rounds may begin now. `waits`: batches wait to be stored."""
-        if waits and now - self._ended < self._worked:
+    def begin(self, now: float, *, share: float) -> bool:
+        """Whether rounds may begin now."""
+        if share < ALL and now - self._ended < self._worked * (1 / share - 1):
             return False
         self._began = now
         return True
 
-    def goes_on(self, now: float, *, waits: bool, unread: int) -> bool:
+    def goes_on(self, now: float, *, share: float, unread: int) -> bool:
         """Whether another round may follow. While batches wait, only if `unread` has not fallen."""
         worked = now - self._began
-        if not waits:
-            return worked < BUDGET_S
-        return 0 < unread >= self._unread and worked < min(BUDGET_S, self._began - self._ended)
+        if share >= ALL:
+            return worked < (CATCH_UP_S if unread else BUDGET_S)
+        return (
+            share >= HALF and 0 < unread >= self._unread and worked < min(BUDGET_S, self._began - self._ended)
+        )
 
     def end(self, now: float, *, unread: int) -> None:
         """The rounds of this call are over."""

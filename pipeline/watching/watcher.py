@@ -26,7 +26,14 @@ from pipeline.watching.rows import WatcherFinding, finding_rows, template_of
 from pipeline.watching.session_round import SessionLimits, SessionRound
 from pipeline.watching.sessions.keys import JOINED, JOINT
 from pipeline.watching.state import WatcherState, unpack_entry
-from pipeline.watching.time_budget import RATES_S, ROUND_S, AdaptiveBudget, FairRotation
+from pipeline.watching.time_budget import (
+    BUSY_RATES_S,
+    RATES_S,
+    ROUND_S,
+    AdaptiveBudget,
+    FairRotation,
+    ObservationAge,
+)
 from pipeline.watching.view import Changes, View
 
 # Of one round. Small batches of many workloads are hundreds of observations a second, and a round costs as
@@ -68,20 +75,22 @@ class Watcher:
         self.clock = clock
         self.budget = AdaptiveBudget()
         self.rotation = FairRotation()
+        self.age = ObservationAge()
         self.max_observations = MAX_OBSERVATIONS  # 1 after a failed round, to find the one that fails
 
-    def round(self, token: int, *, end: bool = False) -> RoundSummary:
+    def round(self, token: int, *, end: bool = False, flood: bool = False) -> RoundSummary:
         """Add the oldest observations to the state, and store the findings. `end`: nothing more will come, so
-        every session closes and every minute is complete. Raises LeaseRefused, and changes nothing, while
-        another process watches.
+        every session closes and every minute is complete. `flood`: lines on their way need the processor, so
+        minutes of old logs wait. Raises LeaseRefused, and changes nothing, while another process watches.
         """
         self.deliver()
         began = self.clock()
         view = self.state.snapshot(self.max_observations, self.budget.of(MAX_EVENTS))
+        rates_s = BUSY_RATES_S if (flood or view.more) and not end else RATES_S
         if any(counts.waiting > MOST_WAITING for counts in view.minute_counts.values()):
-            view = view.without_observations()
+            view, rates_s = view.without_observations(), RATES_S  # all others wait for them
         try:
-            changes, summary = self._changes(view, end=end and not view.more)
+            changes, summary = self._changes(view, rates_s, end=end and not view.more)
         except TRANSIENT:
             raise
         except ANY_FAILURE:
@@ -99,16 +108,16 @@ class Watcher:
             )
         self.max_observations = min(MAX_OBSERVATIONS, 2 * self.max_observations)
         took = self.clock() - began - summary.rates_s
-        allowed_s = max(ROUND_S - summary.rates_s, ROUND_S - RATES_S)
+        allowed_s = max(ROUND_S - summary.rates_s, ROUND_S - rates_s)
         self.budget.record(took, allowed_s, full=summary.more and (view.read > 0 or not view.more))
         summary.only_behind = summary.behind and not summary.more and not summary.unread
         summary.more |= summary.behind
         self.deliver()
         return summary
 
-    def _changes(self, view: View, *, end: bool) -> tuple[Changes, RoundSummary]:
+    def _changes(self, view: View, budget_s: float, *, end: bool) -> tuple[Changes, RoundSummary]:
         began = self.clock()
-        rates = RateRound(state=self.state, view=view, clock=self.clock, budget_s=RATES_S, end=end).run()
+        rates = RateRound(state=self.state, view=view, clock=self.clock, budget_s=budget_s, end=end).run()
         rates_s = self.clock() - began
         sessions = SessionRound(
             state=self.state,

@@ -37,11 +37,13 @@ from pipeline.watching.incidents.live import Incidents
 from pipeline.watching.incidents.origins import TraceShape
 from pipeline.watching.observation import Lane, Observation, observe
 from pipeline.watching.rates import minute_counts
+from pipeline.watching.rates.rates import Rates
 from pipeline.watching.rows import MAX_ROWS, marked_as, template_of
 from pipeline.watching.sessions.follow_ups import FollowUps
 from pipeline.watching.sessions.model import NORMAL, SessionVerdict
 from pipeline.watching.state import WatcherState
 from pipeline.watching.table import ObservedTable
+from pipeline.watching.time_budget import BUSY_RATES_S, FLOOD, RATES_S
 from pipeline.watching.watcher import RoundSummary, Watcher
 from pipeline.workers.scrape import Scrape
 
@@ -1009,8 +1011,8 @@ def test_while_lines_are_on_their_way_minutes_of_old_logs_get_one_round_of_a_cal
     rounds: list[RoundSummary] = []
     look = context.watcher.round
 
-    def counted(token: int, *, end: bool = False) -> RoundSummary:
-        rounds.append(look(token, end=end))
+    def counted(token: int, *, end: bool = False, flood: bool = False) -> RoundSummary:
+        rounds.append(look(token, end=end, flood=flood))
         return rounds[-1]
 
     context.watcher.round = counted  # type: ignore[method-assign]
@@ -1042,3 +1044,43 @@ def test_while_batches_wait_to_be_stored_watching_ends_after_a_round_and_rests(
     world.client.hdel(world.keys.counts, "stage:store")
     assert task.watch_stored(context) is True
     assert world.waits() == 0
+
+
+def test_a_flood_of_lines_gets_the_processor_first_and_no_observation_is_lost(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, context = World(settings), Context(make_app(settings), settings)
+    world.leases.release(world.lease)
+    monkeypatch.setattr(module, "MAX_OBSERVATIONS", 1)
+    context.watcher.max_observations = 1
+    for _ in range(6):
+        world.stored(*GOOD)
+    world.client.hset(world.keys.counts, "batches", FLOOD)
+    rotation = context.watcher.rotation
+    assert task.watch_stored(context) is False
+    assert world.waits() == 5, "one round"
+    rotation._worked = 0.5
+    rotation._ended -= 2.0
+    assert task.watch_stored(context) is False and world.waits() == 5, "half a second of work, 7.5 of rest"
+    monkeypatch.setattr(task, "MAX_OBSERVATIONS", 10)  # half of their memory is in use
+    assert task.watch_stored(context) is False and world.waits() == 4
+    world.client.hset(world.keys.counts, "batches", FLOOD - 1)
+    assert task.watch_stored(context) is True and world.waits() == 0
+
+
+def test_while_observations_wait_minutes_of_old_logs_take_a_small_part_of_a_round(world: World) -> None:
+    sparse(world, minutes=100)
+    world.watcher.clock = Ticks(0.01)
+    told = world.watcher.round(world.lease.token, flood=True)
+    assert told.behind and 0 < told.rates_s <= 2 * BUSY_RATES_S
+    told = world.round()
+    assert told.behind and told.rates_s >= RATES_S, "the flood is over"
+    while told.more:
+        told = world.round()
+    other = world.another()
+    sparse(world, minutes=100, workload="twin")
+    while other.round(world.lease.token).more:
+        pass
+    blobs = world.watcher.state.rates(["old", "twin"])
+    old, twin = (Rates.unpack(blobs[name]).detector.packed() for name in ("old", "twin"))
+    assert old == twin, "the same as at once"
