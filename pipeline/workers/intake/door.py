@@ -25,6 +25,7 @@ from pipeline.sources.protocols.contract import Decoded
 from pipeline.sources.protocols.workloads import UNKNOWN
 from pipeline.workers.intake.batches import take_rows, text_size, window_batches, with_usable_names
 from pipeline.workers.intake.identity import Identity, told_apart
+from pipeline.workers.intake.taking import IDLE_S, Turns
 
 # Between two commits, unless a window is full sooner. A batch costs stage ingest 22 ms however small it is: a
 # tenth of a core at WINDOW_S. A sender that waits for each answer sends once in a window. So the window is
@@ -33,7 +34,6 @@ SHORT_S: Final = 0.05
 WINDOW_S: Final = 0.25
 FILLED: Final = 1_000  # records of a window whose lines cost as much as their batch
 WAITING_FEW: Final = 8  # batches in the pipeline that lengthen the window by SHORT_S
-IDLE_S: Final = 0.02  # a lone request waits so long for companions
 WINDOW_BYTES: Final = 2 << 20
 HELD_BYTES: Final = 64 << 20  # undecided requests of this process
 PATIENCE_S: Final = 2.0  # for room, inside the request: it spares most senders a retry
@@ -76,11 +76,14 @@ class Door:
         self.producer = producer
         self.senders = senders or SenderCounts()
         self.held = 0  # bytes of undecided requests
+        self.turns = Turns(self._due)
         self._windows: dict[int, _Window] = {}  # by the producer of a cell
 
-    async def take(self, decoded: Decoded, *, identity: Identity = "", sender: SentBy) -> Accepted | Full:
+    async def take(
+        self, decoded: Decoded, *, identity: Identity = "", sender: SentBy, since: float | None = None
+    ) -> Accepted | Full:
         """`identity`: of identity.py; "" for a request that cannot be told from an equal one. If each record
-        has one, records that are in already are left out.
+        has one, records that are in already are left out. `since`: when the request came, None for now.
 
         Accepted: every record is stored exactly once, whatever happens from here on. Full: nothing was
         taken. Where there are cells, a part may be in, which a retry with an identity does not repeat.
@@ -89,11 +92,12 @@ class Door:
         unknown whether the request is in."""
         loop = asyncio.get_running_loop()
         records = with_usable_names(decoded.records)
-        began, outcome, size = loop.time(), "failed", text_size(records)
+        began = loop.time() if since is None else since
+        outcome, size = "failed", text_size(records)
         answer: Accepted | Full = Accepted(batch_id="")
         try:
             if records.height:
-                answer = await self._decided(records, size, told_apart(identity))
+                answer = await self._decided(records, size, told_apart(identity), began)
             outcome = "full" if isinstance(answer, Full) else "duplicate" if answer.duplicate else "accepted"
         except IdentityConflict:
             outcome = "conflict"
@@ -116,7 +120,7 @@ class Door:
         return answer
 
     async def _decided(
-        self, records: PushedRecords, size: int, identities: tuple[RequestIdentity, ...]
+        self, records: PushedRecords, size: int, identities: tuple[RequestIdentity, ...], since: float
     ) -> Accepted | Full:
         if self.held and self.held + size > HELD_BYTES:
             return Full(pending_bytes=self.held, pending_batches=0, reason="process", retry_after_s=RETRY_S)
@@ -127,7 +131,9 @@ class Door:
             if len(cells) == 1:
                 ((producer, _, _),) = cells
                 window = self._window(producer)
-                return await window.take(records, identities=identities, size=size, backfill=backfill)
+                return await window.take(
+                    records, identities=identities, size=size, backfill=backfill, since=since
+                )
             answers = await asyncio.gather(
                 *(
                     self._window(producer).take(
@@ -137,6 +143,7 @@ class Door:
                         else tuple(identities[row] for row in rows),
                         size=size,
                         backfill=backfill,
+                        since=since,
                     )
                     for producer, part, rows in cells
                 ),
@@ -160,11 +167,15 @@ class Door:
 
     def _window(self, producer: Producer) -> "_Window":
         if (window := self._windows.get(id(producer))) is None:
-            window = self._windows[id(producer)] = _Window(producer)
+            window = self._windows[id(producer)] = _Window(producer, self.turns)
         return window
+
+    def _due(self) -> float:
+        return min((window.due for window in self._windows.values()), default=0.0)
 
     def hurry(self) -> None:
         """Gathers no longer and has no patience: the process is about to end."""
+        self.turns.close()
         for window in self._windows.values():
             window.hurry()
 
@@ -179,6 +190,7 @@ class _Window:
     """The requests that gather for one Redis, and the task that commits them."""
 
     producer: Producer
+    turns: Turns
     waiting: "deque[_Waiting]" = field(default_factory=deque)
     committed: float = float("-inf")  # when the last commit began
     pause_s: float = SHORT_S  # from then on to the next one
@@ -193,6 +205,11 @@ class _Window:
     _enough: asyncio.Event = field(default_factory=asyncio.Event)
     _task: "asyncio.Task[None] | None" = None
 
+    @property
+    def due(self) -> float:
+        """When the next commit may begin."""
+        return self.committed + self.pause_s
+
     async def take(
         self,
         records: PushedRecords,
@@ -200,6 +217,7 @@ class _Window:
         identities: tuple[RequestIdentity, ...],
         size: int,
         backfill: bool,
+        since: float,
     ) -> Accepted | Full:
         loop = asyncio.get_running_loop()
         if self._task is None or self._task.done():
@@ -209,7 +227,7 @@ class _Window:
             identities=identities,
             size=size,
             backfill=backfill,
-            since=loop.time(),
+            since=since,
             answer=loop.create_future(),
         )
         self.waiting.append(request)
@@ -241,9 +259,11 @@ class _Window:
         while not (self.closing and not self.waiting):
             await self._some.wait()
             if self.waiting and not self.closing:
-                due = max(self.waiting[0].since + IDLE_S, self.committed + self.pause_s)
+                due = max(self.waiting[0].since + IDLE_S, self.due)
                 if due > loop.time():
                     await _either(self._enough, due - loop.time())
+            if self.turns.release():
+                await asyncio.sleep(0)  # they come to this window
             unit = self._cut()
             if unit:
                 before, self.committed = self.committed, loop.time()

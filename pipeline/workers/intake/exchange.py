@@ -4,7 +4,7 @@ Only the decoder and the words of the answer differ between protocols (dialects.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -32,6 +32,7 @@ from pipeline.workers.intake.rule_book import RuleBook
 INLINE_BYTES: Final = 32 << 10
 DECODING: Final = 4  # bodies at a time; they share one interpreter
 MAX_IDENTITY: Final = 512  # characters of a declared key
+_DIGITS: Final = 9  # of the length of a body that is looked at
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,6 +60,9 @@ class Exchange:
         self.service, self.listener, self.dialect = service, listener, dialect
 
     async def __call__(self, request: Request) -> Response:
+        since = asyncio.get_running_loop().time()
+        if size := _small_size(request.scope["headers"]):
+            await self.service.door.turns.begin(size)
         hints, name = self._hints(request), ""
         try:
             with self.service.room.shared() as share:
@@ -69,7 +73,7 @@ class Exchange:
                 encoding = hints.headers.get("content-encoding", "identity").strip().lower()
                 if encoding == "snappy" and self.dialect.protocol == "loki":
                     encoding = "identity"  # the decoder unpacks the block
-                return await self._answered(request, hints, key, encoding, share)
+                return await self._answered(request, hints, key, encoding, share, since=since)
         except RequestRefused as refused:
             if refused.kind not in (Refusal.FULL, Refusal.AWAY, Refusal.CONFLICT):
                 metrics.request_refused(self.dialect.protocol)
@@ -85,21 +89,30 @@ class Exchange:
             )
 
     async def _answered(
-        self, request: Request, hints: Hints, key: SenderKey | None, encoding: str, share: Share
+        self,
+        request: Request,
+        hints: Hints,
+        key: SenderKey | None,
+        encoding: str,
+        share: Share,
+        *,
+        since: float,
     ) -> Response:
         body = await receive_body(request.stream(), encoding=encoding, share=share)
         try:
-            decoded = await self.taken(body, hints, key)
+            decoded = await self.taken(body, hints, key, since)
         except RequestRefused as refused:
             refused.body = body
             raise
         return self.dialect.stored(body, hints, decoded)
 
-    async def taken(self, body: bytes, hints: Hints, key: SenderKey | None) -> Decoded:
-        """The records of a body, once they are in. Raises RequestRefused."""
+    async def taken(
+        self, body: bytes, hints: Hints, key: SenderKey | None, since: float | None = None
+    ) -> Decoded:
+        """The records of a body, once they are in. `since`: as of `Door.take`. Raises RequestRefused."""
         decoded = await self._decoded(body, hints)
         self._check_workloads(decoded, key)
-        await self._take(decoded, body, hints, key)
+        await self._take(decoded, body, hints, key, since)
         return decoded
 
     def _hints(self, request: Request) -> Hints:
@@ -141,7 +154,9 @@ class Exchange:
                 f"{', '.join(key.patterns)}",
             )
 
-    async def _take(self, decoded: Decoded, body: bytes, hints: Hints, key: SenderKey | None) -> None:
+    async def _take(
+        self, decoded: Decoded, body: bytes, hints: Hints, key: SenderKey | None, since: float | None
+    ) -> None:
         name = key.name if key else ""
         declared = hints.headers.get("idempotency-key") or hints.query.get("batch_id", "")
         if len(declared) > MAX_IDENTITY:
@@ -156,7 +171,9 @@ class Exchange:
         )
         sender = SentBy(protocol=self.dialect.protocol, key=name, peer=hints.peer)
         try:
-            answer = await self.service.door.take(decoded, identity=request_identity, sender=sender)
+            answer = await self.service.door.take(
+                decoded, identity=request_identity, sender=sender, since=since
+            )
         except IdentityConflict as exc:
             raise RequestRefused(Refusal.CONFLICT, str(exc)) from exc
         except Undecodable as exc:
@@ -165,3 +182,14 @@ class Exchange:
             raise RequestRefused(Refusal.AWAY, "Redis does not answer; send again in a moment") from None
         if isinstance(answer, Full):
             raise RequestRefused(Refusal.FULL, str(answer))
+
+
+def _small_size(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """Bytes of a body that may wait for its turn; 0 for any other, and for one that the sender holds back."""
+    size = 0
+    for name, value in headers:
+        if name == b"expect":
+            return 0
+        if name == b"content-length" and value.isdigit() and len(value) <= _DIGITS:
+            size = int(value)
+    return size if size <= INLINE_BYTES else 0

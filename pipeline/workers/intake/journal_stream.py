@@ -31,10 +31,17 @@ class JournalExchange(Exchange):
     """An upload in pieces, where it is not compressed."""
 
     async def _answered(
-        self, request: Request, hints: Hints, key: SenderKey | None, encoding: str, share: Share
+        self,
+        request: Request,
+        hints: Hints,
+        key: SenderKey | None,
+        encoding: str,
+        share: Share,
+        *,
+        since: float,
     ) -> Response:
         if encoding != "identity":
-            return await super()._answered(request, hints, key, encoding, share)
+            return await super()._answered(request, hints, key, encoding, share, since=since)
         upload = _Upload(self, hints, key, share)
         chunks = request.stream()
         while True:

@@ -23,6 +23,7 @@ from pipeline.workers.intake import door as door_module
 from pipeline.workers.intake import identity
 from pipeline.workers.intake.batches import window_batches
 from pipeline.workers.intake.door import Door, IdentityConflict
+from pipeline.workers.intake.taking import Turns
 
 SENDER = SentBy(protocol="lines", key="", peer="")
 
@@ -338,3 +339,71 @@ def test_a_name_that_cannot_be_a_key_is_made_one(settings: Settings) -> None:
     odd = decoded("x", workload="shop\n" + "w" * 300)
     with_door(settings, lambda door: door.take(odd, sender=SENDER))
     assert accepted(settings, "shop_" + "w" * 195) == 1
+
+
+def test_small_requests_begin_in_one_iteration_of_the_loop_when_their_window_ends() -> None:
+    async def use() -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time() + 0.05
+        turns = Turns(lambda: due)
+        iterations, ended = 0, False
+        began: list[tuple[int, float]] = []
+
+        async def count() -> None:
+            nonlocal iterations
+            while not ended:
+                iterations += 1
+                await asyncio.sleep(0)
+
+        async def request() -> None:
+            await turns.begin(100)
+            began.append((iterations, loop.time()))
+
+        counting = asyncio.create_task(count())
+        await asyncio.gather(*(request() for _ in range(10)))
+        ended = True
+        await counting
+        assert len({iteration for iteration, _ in began}) == 1 and len(began) == 10
+        assert min(at for _, at in began) >= due
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize(("requests", "size"), [(64, 100), (8, 32 << 10), (1, 256 << 10)])
+def test_a_turn_of_many_requests_or_bytes_waits_for_no_window(requests: int, size: int) -> None:
+    async def use() -> None:
+        turns = Turns(lambda: float("inf"))
+        few = asyncio.gather(*(turns.begin(size - 1) for _ in range(requests - 1)))
+        await asyncio.sleep(0)
+        assert requests == 1 or not few.done()
+        async with asyncio.timeout(5):
+            await asyncio.gather(turns.begin(size + requests), few)
+
+    asyncio.run(use())
+
+
+def test_no_request_waits_for_its_turn_while_the_process_ends() -> None:
+    async def use() -> None:
+        turns = Turns(lambda: float("inf"))
+        waits = asyncio.create_task(turns.begin(100))
+        await asyncio.sleep(0)
+        turns.close()
+        async with asyncio.timeout(5):
+            await waits
+            await turns.begin(100)
+
+    asyncio.run(use())
+
+
+def test_requests_that_wait_for_their_turn_come_to_the_window_that_ends(settings: Settings) -> None:
+    async def use(door: Door) -> None:
+        door.turns._due = lambda: float("inf")
+
+        async def small(text: str) -> None:
+            await door.turns.begin(100)
+            await door.take(decoded(text), sender=SENDER)
+
+        await asyncio.gather(small("a"), small("b"), door.take(decoded("large"), sender=SENDER))
+
+    with_door(settings, use)
+    assert (accepted(settings), batches(settings)) == (3, 1)
