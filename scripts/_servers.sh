@@ -54,17 +54,26 @@ print(*[port for port in random.sample(range(20000, 32000), 50) if free(port)][:
 PYTHON
 }
 
+plain_port=
+secure_port=
+
+# Starts both; await_opensearch waits until they answer.
 start_opensearch() {
-  local plain secure
   if [ ! -e "$starter" ] || [ -n "${OPENSEARCH_URL:-}" ]; then
     return
   fi
-  read -r plain secure < <(free_ports)
-  node plain "$plain"
-  node secure "$secure" --secure
+  read -r plain_port secure_port < <(free_ports)
+  node plain "$plain_port"
+  node secure "$secure_port" --secure
+}
+
+await_opensearch() {
+  if [ -z "$plain_port" ]; then
+    return
+  fi
   # Not in a subshell: a node that is started again has another process, which is to be stopped at the end.
-  url_of plain "$plain" > "$work/plain.url"
-  url_of secure "$secure" --secure > "$work/secure.url"
+  url_of plain "$plain_port" > "$work/plain.url"
+  url_of secure "$secure_port" --secure > "$work/secure.url"
   OPENSEARCH_URL=$(< "$work/plain.url")
   OPENSEARCH_SECURE_URL=$(< "$work/secure.url")
   OPENSEARCH_SECURE_CA=$work/secure/certs/ca.pem
