@@ -243,7 +243,7 @@ def test_the_main_job_runs_from_an_installed_wheel(built: Built, tmp_path: Path)
         f"2026-11-20T10:00:{n % 60:02}Z INFO app: served request {n} in {n % 90} ms\n" for n in range(400)
     )
     log.write_text(known + "2026-11-20T10:01:00Z FATAL app: the disk caught fire\n")
-    env = {**os.environ, "LOGWEIR_TRAIN_SECONDS": "3", "HOME": str(tmp_path)}
+    env = {**os.environ, "LOGWEIR_TRAIN_SECONDS": "2", "HOME": str(tmp_path)}
     said = done(into / "logweir", "run", log, "--out", tmp_path / "out", "--json", cwd=tmp_path, env=env)
     assert json.loads(said)["lines"] == 401
     stored = pl.read_parquet(tmp_path / "out" / "results" / "**" / "*.parquet")

@@ -56,7 +56,7 @@ def test_the_commands_of_the_readme_do_what_it_says(tmp_path: Path) -> None:
     assert len(blocks) >= 3
     (tmp_path / "home").mkdir()
     # A test needs a model, not a good one.
-    env = {**os.environ, "HOME": str(tmp_path / "home"), "LOGWEIR_TRAIN_SECONDS": "5"}
+    env = {**os.environ, "HOME": str(tmp_path / "home"), "LOGWEIR_TRAIN_SECONDS": "2"}
     script = "set -euxo pipefail\n" + "\n".join(blocks)
     log = tmp_path / "said.txt"
     with log.open("wb") as out:

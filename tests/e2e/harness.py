@@ -31,7 +31,7 @@ from pipeline.sinks.parquet import ParquetSink
 MARK = "E2E_MARK"
 # Short times for what heals by expiry, so that tests wait seconds; training is as short as it may be useful.
 QUICK = {
-    "LOGWEIR_TRAIN_SECONDS": "3",
+    "LOGWEIR_TRAIN_SECONDS": "2",
     "LOGWEIR_INTERNAL_CLAIM_TTL_MS": "3000",
     "LOGWEIR_INTERNAL_LEASE_TTL_MS": "4000",
     "LOGWEIR_INTERNAL_OVERDUE_MS": "1000",
