@@ -194,7 +194,7 @@ hypothesis.settings.register_profile("thorough", hypothesis.settings.get_profile
 hypothesis.settings.load_profile("logweir")
 # How many of its examples each property gets, stated or not: `--hypothesis-profile thorough` is for an hour
 # of searching.
-THOROUGH, WHOLE, QUICK = 20.0, 0.5, 0.2
+THOROUGH, WHOLE, QUICK = 20.0, 0.4, 0.2
 
 
 def give_examples(items: list[pytest.Item], share: float) -> None:
