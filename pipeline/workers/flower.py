@@ -27,6 +27,9 @@ from pipeline.workers.exits import exit_code
 from pipeline.workers.tethered import tether
 
 REDIS_S: Final = 2.0  # a page waits no longer for an answer about its visitor
+# Tornado waits an hour for a request, for ever for its body, and reads 100 MB before the gate is asked.
+REQUEST_S: Final = 60.0
+MAX_BODY: Final = 256 << 10  # the form of a table has 5 KiB
 # They precede the options of the command line, which override them.
 OPTIONS: Final = (
     "--read_only=True",
@@ -157,7 +160,10 @@ def _prepare(
         def start_http_server(self) -> int:
             if opened is None:
                 return int(super().start_http_server())
-            server = HTTPServer(self, ssl_options=self.ssl_options, xheaders=self.options.xheaders)
+            server = HTTPServer(
+                self, ssl_options=self.ssl_options, xheaders=self.options.xheaders,
+                idle_connection_timeout=REQUEST_S, body_timeout=REQUEST_S, max_body_size=MAX_BODY,
+            )  # fmt: skip
             server.add_sockets([opened])
             return int(opened.getsockname()[1])
 

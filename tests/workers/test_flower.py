@@ -175,6 +175,11 @@ def test_it_is_seen_by_sessions_and_keys_that_may_operate(
             == 200
         )
         assert ask(port, key=own, host="evil.example")[0] == 421
+        with closing(socket.create_connection(("127.0.0.1", port), timeout=20)) as raw:
+            raw.sendall(
+                b"POST /tasks/datatable HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000\r\n\r\n"
+            )
+            assert raw.recv(100).startswith(b"HTTP/1.1 400"), "a large body is refused before it is read"
         keys.revoke("operator")
         assert wait_until(lambda: ask(port, key=operator)[0] == 401, timeout_s=5)
     finally:
