@@ -114,7 +114,9 @@ def replaced(client: "redis.Redis", run_id: str) -> str:
 def connect(settings: Settings, *, timeout_s: float = 10) -> "redis.Redis":
     """A client for the ledger, with short time-outs and without repetitions. Raises BadSetting."""
     if settings.redis.url is None:
-        raise BadSetting("no Redis is known; set REDIS_URL, or start the embedded stack with `logweir up`")
+        raise BadSetting(
+            f"no logweir stack runs on {settings.data.dir}; start it with `logweir up`, or set REDIS_URL or --data-dir"
+        )
     pool = open_pool(settings.redis.url, timeout_s=timeout_s, connect_s=min(5, timeout_s), check_every_s=10)
     return redis.Redis.from_pool(pool)
 

@@ -122,6 +122,8 @@ def test_a_pipe_that_ends_is_copied_whole_without_a_word(monkeypatch: pytest.Mon
     with stdin_copy.stdin_as_file(["-"]) as (names, notes):
         assert Path(names[0]).read_bytes() == b"a\nb"
     assert notes == []
+    said = stdin_copy.of_stdin(f"{names[0]}: no time; see `logweir formats {names[0]}`", ["-"], names)
+    assert said == "standard input: no time; see `logweir formats FILE` for a file of them"
 
 
 def test_of_a_pattern_only_the_error_like_records_are_counted_and_shown(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from pipeline.commands.common import (
     settings_of,
 )
 from pipeline.errors import BadInput
+from pipeline.records.batch import utc_now
 from pipeline.redis.connection import connect
 from pipeline.service.access.audit import user_of_machine
 from pipeline.service.access.key_changes import KeyAsked, add_key, revoke_key
@@ -92,6 +93,8 @@ def _list(args: argparse.Namespace, found: Sequence[KeyView]) -> int:
     for key in found:
         sends_for = (key.workload and f"all as {key.workload}") or ", ".join(key.only) or "all workloads"
         expires = "" if key.expires is None else f"{key.expires:%Y-%m-%d %H:%M}"
+        if key.expires is not None and key.expires <= utc_now():
+            expires = f"expired {expires}"
         scopes = [f"{scope} as {key.tenant}" if scope in (INFER, GPU) else scope for scope in key.scopes]
         row = (key.name, ", ".join(scopes), sends_for, f"{key.created:%Y-%m-%d %H:%M}", expires)
         table.add_row(*map(cell, row))

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from pipeline.commands.common import cell, out, print_json, reached, reading, redis_explained, settings_of
 from pipeline.redis.connection import connect
@@ -45,12 +45,12 @@ def main(args: argparse.Namespace) -> int:
         console.print("nobody has sent to the intake; `logweir intake` shows how", markup=False)
         return 0
     table = Table(
-        "protocol", "key", "from", "lines", "requests", "duplicates", "refused", "formats", "last heard (UTC)",
-        box=None, pad_edge=False,
+        "protocol", "key", Column("from", overflow="fold"), "lines", "requests", "duplicates", "refused",
+        "formats", "last heard (UTC)", box=None, pad_edge=False,
     )  # fmt: skip
     for one in found[:SHOWN]:
         numbers = (f"{n:,}" for n in (one.lines, one.requests, one.duplicates, one.refused))
-        last = f"{one.last:%Y-%m-%d %H:%M:%S}"
+        last = f"{one.last:%m-%d %H:%M:%S}"  # kept for 30 days
         formats = ", ".join(f"{name} {share:.0%}" for name, share in list(one.formats.items())[:FORMATS])
         table.add_row(*map(cell, (one.protocol, one.key or "-", one.peer, *numbers, formats or "-", last)))
     console.print(table)

@@ -46,6 +46,15 @@ def stdin_as_file(names: list[str], *, most_bytes: int = MOST_BYTES) -> Iterator
         yield [str(path) if name == "-" else name for name in names], notes
 
 
+def of_stdin(note: str, names: list[str], files: list[str]) -> str:
+    """A note that names standard input in place of its copy, which its reader will not find."""
+    if "-" not in names:
+        return note
+    copy = files[names.index("-")]
+    note = note.replace(f"`logweir formats {copy}`", "`logweir formats FILE` for a file of them")
+    return note.replace(copy, "standard input")
+
+
 def _copied(stream: BinaryIO, copy: BinaryIO, limit: int) -> bool:
     """Copies to the end of the stream, or as many lines as the limit has room for; False then."""
     size, at_line = 0, True

@@ -13,7 +13,7 @@ from pipeline.commands.common import display, err, out, print_json, remark, sett
 from pipeline.commands.recognition import choice_of
 from pipeline.commands.run.first_screen import look, rows
 from pipeline.commands.run.inputs import RunPlan, check_folder, plan_run
-from pipeline.commands.run.stdin_copy import stdin_as_file
+from pipeline.commands.run.stdin_copy import of_stdin, stdin_as_file
 from pipeline.errors import BadInput
 from pipeline.logs import set_up
 from pipeline.settings import Settings
@@ -78,7 +78,7 @@ def main(args: argparse.Namespace) -> int:
         context=args.context,
     )
     for note in outcome.notes:
-        remark(console, note)
+        remark(console, of_stdin(note, args.files, files))
     if outcome.report is not None:
         console.print(f"report:  {one_line(display(outcome.report))}", markup=False, soft_wrap=True)
     console.print(f"results: {one_line(display(outcome.out))}", markup=False, soft_wrap=True)

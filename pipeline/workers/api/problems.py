@@ -97,6 +97,8 @@ def first_mistake(exc: RequestValidationError) -> str:
     message = str(first["msg"])
     if first["type"] == "missing":
         return f"{place or 'the body'} is required; give it"
+    if first["type"] == "model_attributes_type":
+        return f"{place or 'the body'} is no JSON object; send one with Content-Type: application/json"
     return f"{place or 'the body'}: {message[:1].lower()}{message[1:]}, not {given!r}"
 
 

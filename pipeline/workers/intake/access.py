@@ -26,7 +26,8 @@ def check_access(headers: Mapping[str, str], ring: KeyRing, *, host: str, loopba
         )
     if (found := ring.find(texts)) is None:
         raise RequestRefused(
-            Refusal.KEY_WRONG, "the key is not known here; `logweir keys list` shows those that are"
+            Refusal.KEY_WRONG,
+            "the key is not known here or has expired; `logweir keys list` shows the others",
         )
     if not found.may(SEND):
         raise RequestRefused(

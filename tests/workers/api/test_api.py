@@ -686,6 +686,8 @@ def test_notes_are_written_and_read_by_those_who_see_the_incident(
     assert asked.ask(other, "POST", key=writes, body=note).status == 404
     for wrong in ({"text": " "}, {"text": "x" * 2_001}, {"text": ""}, {}, {"text": "a", "by": "me"}):
         assert asked.ask(own, "POST", body=wrong).status == 400
+    listed = asked.ask(own, "POST", body=["a"])
+    assert listed.json["detail"] == "the body is no JSON object; send one with Content-Type: application/json"
     asked.client.write_note(names["shop/web"][:8], "calm again")
     texts = [one.text for one in asked.client.incident_notes(names["shop/web"][:8])]
     assert texts == [note["text"], "calm again"]

@@ -2,6 +2,7 @@
 
 import argparse
 import base64
+from datetime import timedelta
 
 import pytest
 import yaml
@@ -165,7 +166,9 @@ def test_keys_are_made_listed_and_revoked_by_a_verb(logweir: Verb, settings: Set
     assert made.code == 0 and "from now on every request to the intake needs a key" in made.out
     assert allowed(settings, f"Bearer {secret}") == "web"
     logweir("keys", "add", "till", "--only", "shop/*")
+    ring_of(settings).add("old", lasts=timedelta(0))
     shown = logweir("keys", "list").out
+    assert shown.count("expired 20") == 1
     assert "all as shop/web" in shown and "shop/*" in shown and secret not in shown
     assert logweir("keys", "revoke", "web").code == 0
     again = logweir("keys", "revoke", "web")
