@@ -290,7 +290,9 @@ class ParquetSink:
         found, tag = self._read()
         if tag is None and held is not None and held[1] is not None:
             self._held = held  # the next question finds the same
-            raise StoreUnavailable("they were there before, and are gone")
+            raise StoreUnavailable(
+                f"the results in {self.objects.url} were there before, and are gone; mount their folder, or restore them"
+            )
         return found
 
     def sealed(self, name: str) -> tuple[Part, ...]:

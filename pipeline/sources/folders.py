@@ -18,8 +18,8 @@ from pipeline.units import plural
 PACKED_ENDINGS: Final = (".gz", ".zst", ".xz", ".bz2", ".lzma")
 # Folders of version control that do not begin with a dot.
 _VERSIONS: Final = frozenset({"CVS", "RCS", "SCCS", "_darcs"})
-# A folder that `logweir run` wrote holds this one; its results are no logs.
-_OWN_MARK: Final = ".logweir"
+# What `logweir run` wrote, and a data directory of a stack. Their results are no logs, and one holds a key.
+_OWN: Final = (frozenset({".logweir"}), frozenset({"lock", "store.json"}))
 NAMED: Final = 2  # names in a sentence about skipped files
 
 _DATE: Final = r"(?:19|20)\d\d(?:-?)(?:0[1-9]|1[0-2])(?:-?)(?:0[1-9]|[12]\d|3[01])"
@@ -143,8 +143,8 @@ class Skipped:
 def walk(folder: Path, wanted: Filter, skipped: Skipped) -> Iterator[tuple[Path, os.stat_result]]:
     """The regular files below a folder, sorted, files before folders.
 
-    Hidden entries, folders of version control and of `logweir run`, and what the filter drops are passed over
-    in silence. Links to folders are not entered, so no walk runs in a circle. Unreadable entries
+    Hidden entries, folders of version control, those that Logweir wrote, and what the filter drops are passed
+    over in silence. Links to folders are not entered, so no walk runs in a circle. Unreadable entries
     and those that are neither file nor folder count as skipped.
     """
     todo = [(folder, "")]
@@ -156,7 +156,8 @@ def walk(folder: Path, wanted: Filter, skipped: Skipped) -> Iterator[tuple[Path,
         except OSError:
             skipped.add(str(here))
             continue
-        if prefix and any(e.name == _OWN_MARK for e in entries):
+        names = {entry.name for entry in entries}
+        if prefix and any(own <= names for own in _OWN):
             continue
         below: list[tuple[Path, str]] = []
         for entry in entries:

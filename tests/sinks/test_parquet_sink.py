@@ -74,7 +74,7 @@ def test_results_that_were_there_and_are_gone_are_no_empty_store(sink: ParquetSi
     there, away = tmp_path / "results", tmp_path / "unmounted"
     there.rename(away)
     for _ in range(2):
-        with pytest.raises(SinkUnavailable, match="they were there before, and are gone"):
+        with pytest.raises(SinkUnavailable, match=r"the results in file:.* were there before, and are gone"):
             sink.parts()
     there.write_text("a file where the folder was")
     with pytest.raises(SinkUnavailable, match="are gone"):

@@ -33,8 +33,10 @@ def test_a_folder_is_walked_sorted_without_what_is_hidden(tmp_path: Path) -> Non
         tmp_path, "z.log", "b/c/deep.log", "b/a.log", ".hidden.log", ".git/config", "CVS/Root", "out/x.html"
     )
     (tmp_path / "out/.logweir").mkdir()  # the results of a run
+    written(tmp_path, *(f"logweir-data/{name}" for name in ("lock", "store.json", "api.key", "logs/up.log")))
     assert names(tmp_path) == ["z.log", "b/a.log", "b/c/deep.log"]
     assert names(tmp_path, str(tmp_path / ".git")) == [".git/config"]  # it was named
+    assert names(tmp_path, str(tmp_path / "logweir-data/logs")) == ["logweir-data/logs/up.log"]
 
 
 def test_links_sockets_pipes_and_binary_files_are_left_out_with_one_note(tmp_path: Path) -> None:
