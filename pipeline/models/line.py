@@ -7,7 +7,8 @@ lines of the sample. A mean over all words would hide one wrong word in a famili
 
 import copy
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +26,7 @@ from pipeline.models.encoder.pretrained import PretrainedTokenizer
 from pipeline.models.evidence import Evidence
 from pipeline.models.lexicon import EncodedLines, Lexicon
 from pipeline.models.novelty import Novelty
-from pipeline.models.prior import Ints, PieceMarks, SeverityPrior, Spoken
+from pipeline.models.prior import WORDS_MOST, Ints, PieceMarks, SeverityPrior, Spoken
 from pipeline.models.severity import severity_words
 from pipeline.models.tokenizer import READ_CHARS, LineTokenizer
 
@@ -38,7 +39,8 @@ _PUNCTUATION: Final = "\"'`.,:;!?()[]{}=|#*"
 _SAYS, _UNSEEN, _SEVERE = 1, 2, 4  # flags of a word in the lexicon
 _COUNT: Final = 3  # bits below the number of its pieces for the prior
 
-Reading = tuple[float, int, Sequence[str]]  # surprisal in nats, scored pieces, words worst first
+# Of all lines: surprisals in nats, numbers of scored pieces, words worst first.
+Readings = tuple[list[float], list[int], list[list[str]]]
 
 
 def loaded(config: ModelConfig, tokenizer: LineTokenizer, bundle: Path) -> Any:
@@ -179,25 +181,23 @@ class LineModel:
             severe = set(lines.line[lines.flags & _SEVERE > 0].tolist())
             severe |= {i for i, line in enumerate(part) if len(line) > READ_CHARS}
             severities = [severity_words(line) if i in severe else None for i, line in enumerate(part)]
-            readings, unseen = (
-                _readings(lines, self._surprisals(lines), self.config),
-                _by_line(lines, np.flatnonzero(lines.flags & _UNSEEN)),
-            )
+            readings = _readings(lines, self._surprisals(lines), self.config)
+            unseen = _by_line(lines, np.flatnonzero(lines.flags & _UNSEEN))
             novelties = self._novelty.score(part)
             priors = self._prior.score_spoken(part, severities, _spoken(lines))
-            rows = zip(readings, severities, novelties, priors, strict=True)
-            for i, ((surprisal, tokens, words), severity, novelty, prior) in enumerate(rows):
-                out.append(
-                    Evidence(
-                        surprisal=round(surprisal, 4),
-                        words=tuple(dict.fromkeys(w[:_WORD_CHARS] for w in words))[:_WORDS_SHOWN],
-                        unseen=_unseen(unseen[i]) if i in unseen else (),
-                        tokens=tokens,
-                        severity=severity,
-                        novelty=novelty,
-                        prior=prior,
-                    )
+            rows = zip(*readings, unseen, severities, novelties, priors, strict=True)
+            out += [
+                Evidence(
+                    surprisal=round(surprisal, 4),
+                    words=tuple(dict.fromkeys(words))[:_WORDS_SHOWN],
+                    unseen=_unseen(new) if new else (),
+                    tokens=tokens,
+                    severity=severity,
+                    novelty=novelty,
+                    prior=prior,
                 )
+                for surprisal, tokens, words, new, severity, novelty, prior in rows
+            ]
         return out
 
     def _surprisals(self, lines: EncodedLines) -> Any:
@@ -223,12 +223,16 @@ class LineModel:
 
 
 def _spoken(lines: EncodedLines) -> Spoken:
-    pieces = np.bincount(lines.line, lines.flags >> _COUNT, len(lines.start) - 1)
-    return Spoken(line=lines.line[lines.marked], mark=lines.marks, pieces=pieces.astype(np.int64))
+    counts = lines.flags >> _COUNT
+    pieces = np.bincount(lines.line, counts, len(lines.start) - 1).astype(np.int64)
+    for i in np.flatnonzero(pieces > WORDS_MOST).tolist():
+        at = slice(*np.searchsorted(lines.line, [i, i + 1]).tolist())
+        pieces[i] = sum(dict(zip(lines.words[at], counts[at].tolist(), strict=True)).values())
+    return Spoken(line=lines.line[lines.marked], mark=lines.marks, pieces=pieces)
 
 
-def _readings(lines: EncodedLines, surprisals: Any, config: ModelConfig) -> Iterator[Reading]:
-    """Per line: the mean of its worst words in nats, its scored pieces, and its words near the worst."""
+def _readings(lines: EncodedLines, surprisals: Any, config: ModelConfig) -> Readings:
+    """Of each line: the mean of its worst words in nats, its scored pieces, and its words near the worst."""
     count = len(lines.start) - 1
     place, value = lines.place[lines.scored], surprisals[lines.scored].astype(np.float64)
     begins = np.flatnonzero(np.diff(place, prepend=-1))
@@ -247,18 +251,15 @@ def _readings(lines: EncodedLines, surprisals: Any, config: ModelConfig) -> Iter
     near_worst = (
         (worst >= 0.5 * worst[first[line]]) & (rank < 4 * _WORDS_SHOWN) & (lines.flags[word] & _SAYS > 0)
     )
-    shown = _by_line(lines, word[near_worst])
-    for i, (nats, tokens) in enumerate(zip(surprisal.tolist(), pieces.tolist(), strict=True)):
-        yield nats, tokens, shown.get(i, ())
+    return surprisal.tolist(), pieces.tolist(), _by_line(lines, word[near_worst], _WORD_CHARS)
 
 
 def _unseen(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(w[:_WORD_CHARS] for w in list(dict.fromkeys(map(_normal, words)))[:_UNSEEN_SHOWN])
 
 
-def _by_line(lines: EncodedLines, chosen: Any) -> dict[int, list[str]]:
-    """The chosen words (numbers in the order of lines) of each line that has one."""
-    words: dict[int, list[str]] = {}
-    for i, word in zip(lines.line[chosen].tolist(), chosen.tolist(), strict=True):
-        words.setdefault(i, []).append(lines.words[word])
-    return words
+def _by_line(lines: EncodedLines, chosen: Any, chars: int | None = None) -> list[list[str]]:
+    """The beginnings of the chosen words (numbers in the order of lines) of each line."""
+    words = [lines.words[word][:chars] for word in chosen.tolist()]
+    ends = np.cumsum(np.bincount(lines.line[chosen], minlength=len(lines.start) - 1)).tolist()
+    return [words[begin:end] for begin, end in pairwise([0, *ends])]

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from pipeline.errors import BadBundle
 from pipeline.models.severity import (
+    FAILURE_WORDS,
     GRAVE_WORDS,
     all_well,
     is_sign,
@@ -49,7 +50,7 @@ _NEWTON_STEPS: Final = 10  # converges after five or six
 _CG_STEPS: Final = 20
 _CHARS: Final = 1024
 _LINES_AT_ONCE: Final = 2048
-_WORDS_MOST: Final = 64  # of a line
+WORDS_MOST: Final = 64  # of a line
 _KIND_BITS: Final = 29  # of a mark; the bits above hold the kind of sign
 _STEM: Final = 5  # letters: connect, connection, connected
 _PIECE: Final = re.compile(r"<[A-Z0-9_*]+>|[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
@@ -68,7 +69,7 @@ class Spoken:
 
     line: Ints  # (M,) the line of a mark, ascending.
     mark: Ints  # (M,).
-    pieces: Ints  # (L,) of each line.
+    pieces: Ints  # (L,) at least as many as each line has different ones.
 
 
 class SeverityPrior:
@@ -145,11 +146,9 @@ class SeverityPrior:
         for kind in (_TROUBLE, _WELL):
             signs = np.bincount(of[mark >> _KIND_BITS == kind], minlength=count)
             logits += weights[kind] * np.minimum(signs, _MOST_OF_A_KIND)
-        for i in np.flatnonzero(spoken.pieces > _WORDS_MOST).tolist():
-            text = texts[i][:_CHARS]
-            if len(_different(text)) > _WORDS_MOST or len(text) < len(texts[i]):
-                bag = _bag(text, named[i])  # only the first pieces of such a line count
-                logits[i] = sum(value * weights[place] for place, value in bag)
+        for i in np.flatnonzero(spoken.pieces > WORDS_MOST).tolist():
+            bag = _bag(texts[i][:_CHARS], named[i])  # only the first pieces of such a line count
+            logits[i] = sum(value * weights[place] for place, value in bag)
         return logits
 
     def to_bytes(self) -> bytes:
@@ -240,9 +239,10 @@ def _posterior(rows: _Rows, labels: Floats, weights: Floats) -> Floats:
 
 
 def _bag(text: str, named: str | None) -> Bag:
+    pieces = dict.fromkeys(p for p in _PIECE.findall(text) if p[0] != "<")
     bag: dict[int, float] = {_BIAS: 1.0}
     signs = [0, 0]
-    for mark in chain.from_iterable(map(_features, _different(text)[:_WORDS_MOST])):
+    for mark in chain.from_iterable(map(_features, list(pieces)[:WORDS_MOST])):
         if mark < _SIZE:
             bag[mark] = 1.0
         else:
@@ -255,11 +255,6 @@ def _bag(text: str, named: str | None) -> Bag:
         if count:
             bag[place] = float(min(count, _MOST_OF_A_KIND))
     return tuple(sorted(bag.items()))
-
-
-def _different(text: str) -> list[str]:
-    """The pieces of a line without masks, each once, in order."""
-    return [piece for piece in dict.fromkeys(_PIECE.findall(text)) if piece[0] != "<"]
 
 
 def _named(line: str) -> str | None:
@@ -319,7 +314,9 @@ class PieceMarks:
         count = len(self._number)
         self._number.update(zip(pieces, range(count, count + len(pieces)), strict=True))
         self._marks.add([() if piece[0] in "< " else _features(piece) for piece in pieces])
-        self._fails = np.append(self._fails, [names_failure(piece) for piece in pieces])
+        # A mask of an unknown kind may hold such a word: `<ERR*>`.
+        fails = [names_failure(p) if p[0] == "<" else p.lower() in FAILURE_WORDS for p in pieces]
+        self._fails = np.append(self._fails, fails)
         self._masks = np.append(self._masks, [piece[0] == "<" for piece in pieces])
 
 

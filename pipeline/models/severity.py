@@ -103,8 +103,8 @@ def _begins_with(word: str, signs: frozenset[str]) -> bool:
 
 
 # Each line with an error word holds one of these: of a phrase, the longest word. `errors` contains `err`.
-_ANY_OF: Final = _SEVERE | {max(p, key=len) for p in _PHRASES}
-_SHORTEST: Final = sorted(w for w in _ANY_OF if not any(o in w for o in _ANY_OF - {w}))
+FAILURE_WORDS: Final = _SEVERE | {max(p, key=len) for p in _PHRASES}
+_SHORTEST: Final = sorted(w for w in FAILURE_WORDS if not any(o in w for o in FAILURE_WORDS - {w}))
 # Grouped by their first letter, so that few alternatives are tried at a place.
 _SIGNS: Final = re.compile(
     "|".join(
@@ -120,7 +120,7 @@ def may_be_severe(word: str) -> bool:
 
 def names_failure(word: str) -> bool:
     """As `may_be_severe` for a word without white space, but `forerunner` does not count as `err` in it."""
-    return any(piece.lower() in _ANY_OF for piece in _PIECE.findall(word))
+    return any(piece.lower() in FAILURE_WORDS for piece in _PIECE.findall(word))
 
 
 def severity_words(masked: str) -> str | None:
