@@ -30,10 +30,11 @@ from pipeline.records.delivery import Claim, Stage
 from pipeline.records.schema import LEARN_SCHEMA, RESULT_SCHEMA, raw_frame
 from pipeline.redis.connection import connect
 from pipeline.redis.leases import WATCH, Leases, granted
+from pipeline.watching.anomalies import RAW_CHARS
 from pipeline.watching.callbacks import Callbacks
 from pipeline.watching.incidents.named import by_last_part, named_in_text
 from pipeline.watching.incidents.origins import Clue, TraceShape, likely_origins
-from pipeline.watching.observation import RAW_CHARS, observe
+from pipeline.watching.observation import observe
 from pipeline.watching.rows import SESSIONS, WatcherFinding
 from pipeline.watching.sessions.keys import JOINT, find_keys, model_name
 from pipeline.watching.sessions.model import SessionModel

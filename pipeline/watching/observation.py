@@ -20,18 +20,15 @@ from pipeline.errors import BadPayload
 from pipeline.records.batch import Purpose
 from pipeline.records.columns import gathered
 from pipeline.records.delivery import Claim
-from pipeline.records.levels import ERROR_LEVELS, LEVELS
 from pipeline.records.schema import is_timed
-from pipeline.records.verdict import UNCLASSIFIED, Reason
+from pipeline.records.verdict import UNCLASSIFIED
 from pipeline.records.wire import Codec
+from pipeline.watching.anomalies import ANOMALIES, ANOMALY_COLUMNS, anomaly_tables
 from pipeline.watching.table import FEW_ROWS, ObservedTable, Schema
 from pipeline.watching.values.sampling import SLOT_S, VALUES, ValueSample, value_texts
 
 # More than the largest batch in use has with four keys a record come from a mistaken session key.
 MAX_EVENTS: Final = 40_000
-MAX_ANOMALIES: Final = 200  # templates of one batch; more are an unknown format, and one incident
-TEXT_CHARS: Final = 300
-RAW_CHARS: Final = 600
 
 RATES: Final = Schema(
     {
@@ -48,32 +45,9 @@ EVENTS: Final = Schema(
         "template_id": pl.Int64,
     }
 )
-ANOMALIES: Final = Schema(
-    {
-        "template_id": pl.Int64,
-        "n": pl.UInt32,
-        "first": pl.Int64,  # event time, milliseconds since the epoch
-        "last": pl.Int64,
-        "score": pl.Float64,
-        "level": pl.String,  # the most severe
-        # 3: error-like by level or reason, 2: warning or marked, 1: neither (findings.finding_severity).
-        "severity": pl.Int64,
-        "text": pl.String,  # of its first record
-        "raw": pl.String,  # of that record, with what stands beside its message
-        "source": pl.String,  # where that record stands
-        "line": pl.UInt64,
-        "new": pl.Boolean,  # no training has seen the template
-        "timed": pl.Boolean,  # false: no record has a time, and `first` and `last` are those of arrival
-    }
-)
 
 
-# Of the rows, what each of the two is made of.
 _EVENT_COLUMNS: Final = ("timestamp", "timed", "line", "lines", "template_id")
-_ANOMALY_COLUMNS: Final = (
-    "timestamp", "timed", "line", "lines", "template_id", "anomalous", "score", "level", "reasons", "message",
-    "raw", "source",
-)  # fmt: skip
 _NO_EVENTS: Final = EVENTS.empty()
 _NO_ANOMALIES: Final = ANOMALIES.empty()
 _NO_VALUES: Final = VALUES.empty()
@@ -175,7 +149,8 @@ def observe_all(several: Sequence[Observed]) -> list[Observation | None]:
         for number, one in enumerate(several)
         if counted.scored[number] and one.claim.meta.purpose is Purpose.SCORE
     ]
-    anomalies = _anomalies({n: several[n].rows for n in judged if counted.anomalous[n]})
+    with_anomalies = {n: several[n].rows for n in judged if counted.anomalous[n]}
+    anomalies = anomaly_tables(_numbered(with_anomalies, ANOMALY_COLUMNS)) if with_anomalies else {}
     keyed = _with_keys([several[number].sessions for number in judged])
     events = _events({n: several[n] for n, has_some in zip(judged, keyed, strict=True) if has_some})
     values = _values(counted, [one.rows for one in several], first_time)
@@ -349,53 +324,3 @@ def _by_number(schema: Schema, found: pl.DataFrame, most: int) -> dict[int, Obse
         number: table.slice(begin, min(end, begin + most))
         for number, (begin, end) in zip(numbers.tolist(), bounds, strict=True)
     }
-
-
-def _anomalies(several: Mapping[int, pl.DataFrame]) -> dict[int, ObservedTable]:
-    """ANOMALIES of each workload."""
-    if not several:
-        return {}
-    anomalous = pl.col("anomalous").fill_null(value=False) & pl.col("timestamp").is_not_null()
-    found = _numbered(several, _ANOMALY_COLUMNS).filter(anomalous & (pl.col("lines") > 0))
-    if found.is_empty():
-        return {}
-    places = {name: at for at, name in enumerate(LEVELS)}
-    rank = pl.col("level").replace_strict(places, default=-1, return_dtype=pl.Int64)
-    severe = pl.col("level").is_in(list(ERROR_LEVELS)).fill_null(value=False) | _says(Reason.ERROR_SEVERITY)
-    warned = (pl.col("level") == "warning").fill_null(value=False) | _says(Reason.MARKED)
-    text = pl.coalesce("message", "raw", pl.lit("")).str.head(TEXT_CHARS)
-    names = pl.col("rank").replace_strict(dict(enumerate(LEVELS)), default=None, return_dtype=pl.String)
-    stamped = pl.col("at").filter(pl.col("timed"))  # an arrival says nothing of when a timed fault began
-    rows = (
-        found.lazy()
-        .with_columns(
-            rank.alias("rank"),
-            pl.when(severe).then(3).when(warned).then(2).otherwise(1).cast(pl.Int64).alias("severity"),
-            text.alias("text"),
-            pl.col("raw").str.head(RAW_CHARS),
-            pl.col("timestamp").dt.epoch("ms").alias("at"),
-            is_timed().alias("timed"),
-        )
-        .group_by("of", "template_id", maintain_order=True)
-        .agg(
-            pl.len().cast(pl.UInt32).alias("n"),
-            pl.coalesce(stamped.min(), pl.col("at").min()).alias("first"),
-            pl.coalesce(stamped.max(), pl.col("at").max()).alias("last"),
-            pl.col("score").max(),
-            pl.col("rank").max(),
-            pl.col("severity").max(),
-            pl.col("text", "raw", "source", "line").sort_by("at", "line").first(),
-            _says(Reason.NEW_TEMPLATE).any().alias("new"),
-            pl.col("timed").any(),
-        )
-        .sort("of", "score", "n", descending=[False, True, True])
-        .with_columns(names.alias("level"))
-        .select("of", *ANOMALIES.types)
-        .collect()
-    )
-    return _by_number(ANOMALIES, rows, MAX_ANOMALIES)
-
-
-def _says(name: Reason) -> pl.Expr:
-    """Whether a row has this reason."""
-    return pl.col("reasons").list.eval(pl.element().str.starts_with(name.value)).list.any()

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from pipeline.errors import BadPayload
 from pipeline.records.batch import Purpose
+from pipeline.watching.anomalies import ANOMALIES
 from pipeline.watching.observation import (
-    ANOMALIES,
     EVENTS,
     RATES,
     Lane,

@@ -1,5 +1,8 @@
 """The rows of an observation: the same as columns, as bytes and as a frame."""
 
+from datetime import UTC, datetime
+from typing import Any
+
 import msgspec
 import polars as pl
 import pytest
@@ -7,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import BadPayload
-from pipeline.records.schema import pack_frame
-from pipeline.watching.observation import ANOMALIES, EVENTS, RATES
+from pipeline.records.schema import RESULT_SCHEMA, pack_frame
+from pipeline.watching.anomalies import ANOMALIES, ANOMALY_COLUMNS, anomaly_tables
+from pipeline.watching.observation import EVENTS, RATES
 from pipeline.watching.table import ObservedTable, Schema
 
 _VALUES = {
@@ -51,3 +55,69 @@ def test_a_frame_of_other_columns_is_damage() -> None:
         ObservedTable.unpack(RATES, pack_frame(pl.DataFrame({"minute": [1]})))
     with pytest.raises(BadPayload):
         ObservedTable.unpack(RATES, b"no table")
+
+
+_REASONS = ["error-severity: error", "marked", "new-template", "other", None]
+
+
+def _anomalous(row: int, values: tuple[Any, ...]) -> dict[str, Any]:
+    of, template, at, timed, lines, score, level, reason = values
+    return {
+        "of": of, "template_id": template, "timestamp": None if at is None else datetime.fromtimestamp(at, UTC),
+        "timed": timed, "lines": lines, "score": score, "level": level,
+        "reasons": None if reason is None else [reason], "line": row, "anomalous": row % 4 > 0,
+        "message": None if row % 3 else f"m{row}", "raw": f"raw {row}", "source": "s",
+    }  # fmt: skip
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 2), st.integers(1, 3), st.none() | st.integers(0, 5), st.sampled_from([None, True, False]),
+            st.integers(0, 1), st.none() | st.sampled_from([0.25, 0.5]), st.sampled_from([None, "info", "warning", "error"]),
+            st.sampled_from(_REASONS),
+        ),
+        max_size=30,
+    )
+)  # fmt: skip
+def test_anomalous_rows_are_one_row_for_each_template(values: list[tuple[Any, ...]]) -> None:
+    rows = [_anomalous(row, one) for row, one in enumerate(values)]
+    schema = {name: RESULT_SCHEMA[name] for name in ANOMALY_COLUMNS} | {"of": pl.Int64}
+    found = anomaly_tables(pl.DataFrame(rows, schema=schema))
+    wanted: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["anomalous"] and row["timestamp"] is not None and row["lines"]:
+            wanted.setdefault((row["of"], row["template_id"]), []).append(row)
+    assert sum(table.height for table in found.values()) == len(wanted)
+    for of, table in found.items():
+        assert table.frame().schema == ANOMALIES.types
+        strength = [(row["score"] is None, row["score"] or 0.0, row["n"]) for row in table.named_rows()]
+        assert strength == sorted(strength, reverse=True)
+        for row in table.named_rows():
+            assert row == _summed(row["template_id"], wanted[of, row["template_id"]])
+
+
+def _summed(template: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The row of ANOMALIES of one template, row by row."""
+    first = min(rows, key=lambda row: (row["timestamp"], row["line"]))
+    times = [row["timestamp"].timestamp() * 1000 for row in rows if row["timed"] in (None, True)]
+    arrivals = [row["timestamp"].timestamp() * 1000 for row in rows]
+    grave = {3 if row["level"] == "error" or row["reasons"] == [_REASONS[0]] else 1 for row in rows}
+    warned = {2 if row["level"] == "warning" or row["reasons"] == ["marked"] else 1 for row in rows}
+    return {
+        "template_id": template,
+        "n": len(rows),
+        "first": min(times or arrivals),
+        "last": max(times or arrivals),
+        "score": max((row["score"] for row in rows if row["score"] is not None), default=None),
+        "level": next(
+            (name for name in ("error", "warning", "info") if any(row["level"] == name for row in rows)), None
+        ),
+        "severity": max(grave | warned),
+        "text": first["message"] or first["raw"],
+        "raw": first["raw"],
+        "source": "s",
+        "line": first["line"],
+        "new": any(row["reasons"] == ["new-template"] for row in rows),
+        "timed": bool(times),
+    }
