@@ -155,16 +155,16 @@ def _masked(messages: pl.Series, mask_lines: Callable[[pl.Series], pl.Series]) -
     def parts(lines: pl.Series) -> pl.Series:
         return mask_lines(cleaned(lines).alias("clean")).alias("part")
 
-    column = messages.cast(pl.String).fill_null("").alias("message").to_frame()
-    distinct = column.unique()
-    if distinct["message"].str.contains("\n", literal=True).any():
+    few, which = kinds(messages.cast(pl.String).fill_null("").alias("message"))
+    distinct = few.to_frame()
+    if few.str.contains("\n", literal=True).any():
         lines = lines_of(distinct)
         texts = lines.select(pl.col("line").unique())
-        masked = fold(lines.join(texts.with_columns(parts(texts["line"])), on="line"))
+        folded = fold(lines.join(texts.with_columns(parts(texts["line"])), on="line"))
+        masked = distinct.join(folded, on="message", how="left", maintain_order="left")
     else:
-        masked = distinct.with_columns(parts(distinct["message"]).alias("masked"))
-    joined = column.join(with_ids(masked), on="message", how="left", maintain_order="left")
-    return joined.select("masked", "pattern_id")
+        masked = distinct.with_columns(parts(few).alias("masked"))
+    return with_ids(masked).select("masked", "pattern_id")[which]
 
 
 def with_ids(masked: pl.DataFrame) -> pl.DataFrame:
