@@ -17,6 +17,7 @@ import psutil
 
 from bench._load import environment
 from bench._running import cpu_seconds, memory, resident
+from pipeline.errors import RedisUnavailable
 from pipeline.ledger.ledger import Ledger
 from pipeline.redis.attach import running
 from pipeline.redis.connection import connect
@@ -27,6 +28,7 @@ SETTLE_S: Final = 300.0
 LOOK_S: Final = 0.5
 # Shared pages are told apart where so much more is resident than before: each time takes 41 ms.
 WORTH_MEASURING: Final = 1.01
+STORED_LOOK_S: Final = 0.1  # one question to Redis
 
 
 def roots_of(settings: Settings) -> dict[str, psutil.Process]:
@@ -44,6 +46,7 @@ class Seen:
     rss: float = 0.0
     pss: float = 0.0
     cpu_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    stored_at: float = 0.0  # monotonic clock in seconds, when the last batch was stored
     sender: "subprocess.Popen[bytes] | None" = None  # a command that takes part while it runs
 
 
@@ -66,14 +69,23 @@ def watched(settings: Settings) -> Iterator[Seen]:
                     seen.rss = max(seen.rss, sum(rss for rss, _ in both))
                     seen.pss = max(seen.pss, sum(pss for _, pss in both))
 
+    def look_for_stored() -> None:
+        ledger = Ledger(connect(settings), settings)
+        while not done.wait(STORED_LOOK_S):
+            with contextlib.suppress(RedisUnavailable):
+                if any(ledger.backlog.pending()):
+                    seen.stored_at = time.monotonic() + STORED_LOOK_S
+
     before = _spent_s(roots)
-    watcher = threading.Thread(target=look, daemon=True)
-    watcher.start()
+    threads = [threading.Thread(target=target, daemon=True) for target in (look, look_for_stored)]
+    for thread in threads:
+        thread.start()
     try:
         yield seen
     finally:
         done.set()
-        watcher.join()
+        for thread in threads:
+            thread.join()
         for name, spent in _spent_s(roots).items():
             seen.cpu_s[name] = spent - before[name]
         seen.cpu_s["send"] = sum(sender.values())

@@ -59,9 +59,15 @@ class ObservedTable:
     @classmethod
     def of(cls, schema: Schema, frame: pl.DataFrame) -> Self:
         """The columns of the schema in a frame."""
+        return cls._framed(
+            schema, frame.select([pl.col(name).cast(kind) for name, kind in schema.types.items()])
+        )
+
+    @classmethod
+    def _framed(cls, schema: Schema, frame: pl.DataFrame) -> Self:
+        """Of a frame that has these columns and types."""
         table = cls(schema, {})
-        table._columns = None
-        table._frame = frame.select([pl.col(name).cast(kind) for name, kind in schema.types.items()])
+        table._columns, table._frame = None, frame
         return table
 
     @property
@@ -102,7 +108,7 @@ class ObservedTable:
 
     def slice(self, begin: int, end: int) -> "ObservedTable":
         if self._columns is None:
-            return ObservedTable.of(self.schema, self.frame()[begin:end])
+            return ObservedTable._framed(self.schema, self.frame()[begin:end])
         return ObservedTable(self.schema, {name: values[begin:end] for name, values in self._columns.items()})
 
     def frame(self) -> pl.DataFrame:
@@ -134,4 +140,4 @@ class ObservedTable:
         frame = unpack_frame(blob, max_bytes=_FRAME_BYTES)
         if dict(frame.schema) != schema.types:
             raise BadPayload(f"a table of an observation has the columns {dict(frame.schema)}")
-        return cls.of(schema, frame)
+        return cls._framed(schema, frame)
