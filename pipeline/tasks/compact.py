@@ -2,7 +2,8 @@
 records of ended GPU leases are stored (tasks/usage.py).
 
 One process compacts at a time, by a lease. A round yields to batches that wait for the stage of this process,
-and to a flood of batches, which needs the processors. Files of commits can wait a minute, lines cannot.
+to a flood of batches, which needs the processors, and to the watcher behind a flood. Files of commits can
+wait a minute, lines and alarms cannot.
 """
 
 from typing import Final
@@ -51,8 +52,10 @@ def compact(context: Context) -> None:
 
 
 def _yields(context: Context) -> bool:
-    """Whether batches wait for the stage that this process works for, or there is a flood; not for ever."""
+    """Whether batches wait for the stage of this process, or a flood of them or of observations has come; not
+    for ever."""
     counts = context.ledger.backlog.counts()
     waiting = counts.get(f"stage:{Stage.STORE.value}", 0) > 0 or counts.get("batches", 0) >= FLOOD
+    waiting = waiting or context.ledger.backlog.observed()[1] >= FLOOD
     context.compaction_yields = context.compaction_yields + 1 if waiting else 0
     return waiting and context.compaction_yields <= YIELDS

@@ -3,6 +3,7 @@ complete."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from pipeline.errors import BadPayload
@@ -26,12 +27,14 @@ FORGET_MS: Final = 30 * 86_400_000  # after so long without a line a workload is
 
 @dataclass(slots=True, kw_only=True)
 class RateRound:
-    """The work of one round on rates, of `budget_s` at most. `end`: nothing more comes, all minutes count."""
+    """The work of one round on rates, of `budget_s` at most. `old_s`: the same for workloads that are not
+    live, whose minutes can wait. `end`: nothing more comes, all minutes count."""
 
     state: WatcherState
     view: View
     clock: Callable[[], float]  # seconds
     budget_s: float
+    old_s: float
     end: bool
     changes: Changes = field(default_factory=Changes)
 
@@ -49,16 +52,14 @@ class RateRound:
         distributions = self.state.distributions([n for n in due[:MAX_RATED] if all_counts[n].has_values])
         alarms: list[tuple[str, Alarm]] = []
         shifts: list[tuple[str, NumberAlarm]] = []
-        until = self.clock() + self.budget_s
-
-        def goes_on() -> bool:
-            return self.clock() < until
-
+        began = self.clock()
         for n, workload in enumerate(due[:MAX_RATED]):
+            counts = all_counts[workload]
+            goes_on = partial(self._goes_on, began + (self.budget_s if counts.live else self.old_s))
             if n and not goes_on():
                 changes.more = True
-                break
-            counts = changes.minute_counts[workload] = all_counts[workload]
+                continue
+            changes.minute_counts[workload] = counts
             rates = _unpack(workload, states.get(workload))
             try:
                 found = counts.judge(rates, now_ms // 60_000, end=self.end, goes_on=goes_on)
@@ -77,6 +78,9 @@ class RateRound:
         changes.found = [of_alarm(workload, alarm, texts) for workload, alarm in alarms]
         changes.found += [of_numbers(workload, alarm, texts) for workload, alarm in shifts]
         return changes
+
+    def _goes_on(self, until: float) -> bool:
+        return self.clock() < until
 
     def _numbers(self, workload: str, counts: MinuteCounts, blob: bytes | None) -> list[NumberAlarm]:
         """Judge the values of complete minutes."""

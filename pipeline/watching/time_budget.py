@@ -16,8 +16,8 @@ from typing import Final
 
 ROUND_S: Final = 0.5
 RATES_S: Final = 0.25  # of that, at most
-# The same while observations wait, or in a flood: minutes of old logs would take all the time of rounds.
-BUSY_RATES_S: Final = 0.05
+# Of that, for minutes of old logs while observations wait, or in a flood. They would take all of it.
+BUSY_OLD_S: Final = 0.02
 BUDGET_S: Final = 1.0  # of consecutive rounds
 CATCH_UP_S: Final = 1.6  # the same where no batch is on its way and observations wait; calls come every 2 s
 ALL: Final = 1.0  # of the time of this process

@@ -27,7 +27,7 @@ from pipeline.watching.session_round import SessionLimits, SessionRound
 from pipeline.watching.sessions.keys import JOINED, JOINT
 from pipeline.watching.state import WatcherState, unpack_entry
 from pipeline.watching.time_budget import (
-    BUSY_RATES_S,
+    BUSY_OLD_S,
     RATES_S,
     ROUND_S,
     AdaptiveBudget,
@@ -86,11 +86,11 @@ class Watcher:
         self.deliver()
         began = self.clock()
         view = self.state.snapshot(self.max_observations, self.budget.of(MAX_EVENTS))
-        rates_s = BUSY_RATES_S if (flood or view.more) and not end else RATES_S
+        old_s = BUSY_OLD_S if (flood or view.more) and not end else RATES_S
         if any(counts.waiting > MOST_WAITING for counts in view.minute_counts.values()):
-            view, rates_s = view.without_observations(), RATES_S  # all others wait for them
+            view, old_s = view.without_observations(), RATES_S  # all others wait for them
         try:
-            changes, summary = self._changes(view, rates_s, end=end and not view.more)
+            changes, summary = self._changes(view, old_s, end=end and not view.more)
         except TRANSIENT:
             raise
         except ANY_FAILURE:
@@ -108,16 +108,18 @@ class Watcher:
             )
         self.max_observations = min(MAX_OBSERVATIONS, 2 * self.max_observations)
         took = self.clock() - began - summary.rates_s
-        allowed_s = max(ROUND_S - summary.rates_s, ROUND_S - rates_s)
+        allowed_s = max(ROUND_S - summary.rates_s, ROUND_S - RATES_S)
         self.budget.record(took, allowed_s, full=summary.more and (view.read > 0 or not view.more))
         summary.only_behind = summary.behind and not summary.more and not summary.unread
         summary.more |= summary.behind
         self.deliver()
         return summary
 
-    def _changes(self, view: View, budget_s: float, *, end: bool) -> tuple[Changes, RoundSummary]:
+    def _changes(self, view: View, old_s: float, *, end: bool) -> tuple[Changes, RoundSummary]:
         began = self.clock()
-        rates = RateRound(state=self.state, view=view, clock=self.clock, budget_s=budget_s, end=end).run()
+        rates = RateRound(
+            state=self.state, view=view, clock=self.clock, budget_s=RATES_S, old_s=old_s, end=end
+        ).run()
         rates_s = self.clock() - began
         sessions = SessionRound(
             state=self.state,
