@@ -6,7 +6,7 @@ reader of JSON is ten times slower, and takes the hexadecimal ids for base64.
 
 import base64
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -21,12 +21,15 @@ from opentelemetry.proto.resource.v1 import resource_pb2
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
 from pipeline.sources.protocols.json_text import read_body
 from pipeline.sources.protocols.nested_fields import check_nested
-from pipeline.sources.protocols.otlp_records import Collected, Entry
+from pipeline.sources.protocols.otlp_records import Collected, Entry, ResourceFacts
 
 _NOUN: Final = "the OTLP request"
 _RECORDS: Final = (1, 2, 2)  # resource_logs, scope_logs, log_records
 T = TypeVar("T")
 _MOST_VALUES: Final = 10_000
+# Senders repeat their resource in each request. So many are remembered, of at most so many bytes.
+_RESOURCES: Final = 2_048
+_RESOURCE_BYTES: Final = 2 << 10
 _DEEPEST: Final = 64  # levels of a value; protobuf's own limit is 100 messages, two per level
 
 
@@ -45,7 +48,7 @@ def decode_message(message: ExportLogsServiceRequest, hints: Hints) -> Decoded:
     collected = Collected(hints)
     add = collected.entries.append
     for resource_logs in message.resource_logs:
-        origin = collected.origin(_pairs(resource_logs.resource.attributes))
+        origin = collected.origin(_facts(resource_logs.resource))
         for scope_logs in resource_logs.scope_logs:
             scope = scope_logs.scope.name
             collected.expect(len(scope_logs.log_records))
@@ -80,7 +83,7 @@ def decode_json(body: bytes, hints: Hints) -> Decoded:
     add = collected.entries.append
     for resource_logs in request.resource_logs or ():
         resource = resource_logs.resource
-        origin = collected.origin(_json_pairs(resource.attributes if resource else None))
+        origin = collected.origin(ResourceFacts.of(_json_pairs(resource.attributes if resource else None)))
         for scope_logs in resource_logs.scope_logs or ():
             scope = (scope_logs.scope.name if scope_logs.scope else "") or ""
             collected.expect(len(scope_logs.log_records or ()))
@@ -119,6 +122,16 @@ def _pairs(attributes: Sequence[common_pb2.KeyValue]) -> dict[str, Any]:
         value = pair.value
         found[pair.key] = value.string_value or _value(value)
     return found
+
+
+def _facts(resource: resource_pb2.Resource) -> ResourceFacts:
+    packed = resource.SerializeToString()
+    return (_facts_of if len(packed) <= _RESOURCE_BYTES else _facts_of.__wrapped__)(packed)
+
+
+@lru_cache(_RESOURCES)
+def _facts_of(packed: bytes) -> ResourceFacts:
+    return ResourceFacts.of(_pairs(resource_pb2.Resource.FromString(packed).attributes))
 
 
 def _value(value: common_pb2.AnyValue) -> Any:

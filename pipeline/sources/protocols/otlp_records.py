@@ -6,7 +6,7 @@ collector has read from a file; stage ingest parses it.
 """
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from pipeline.records.levels import level_of
@@ -40,6 +40,27 @@ class Origin:
     service: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceFacts:
+    """A resource by its attributes alone, whoever sends it."""
+
+    texts: Mapping[str, str]  # of all attributes
+    origin: Origin  # where nobody chooses another workload
+
+    @classmethod
+    def of(cls, attributes: Mapping[str, Any]) -> "ResourceFacts":
+        texts = {key: text_form(value) for key, value in attributes.items()}
+        hosts = (texts.get(key) for key in ("host.name", "k8s.node.name", "k8s.pod.name"))
+        origin = Origin(
+            identity=json_of(texts),
+            workload=workloads.of_resource(texts),
+            host=next(filter(None, hosts), None),
+            process=texts.get("process.pid") or None,
+            service=texts.get("service.name") or texts.get("k8s.container.name") or None,
+        )
+        return cls(texts=texts, origin=origin)
+
+
 class Entry(NamedTuple):
     """One record, its values as Python has them. `trace` and `span` are in hex, "" for none."""
 
@@ -63,24 +84,17 @@ class Collected:
     entries: list[Entry] = field(default_factory=list)
     _origins: int = 0
 
-    def origin(self, attributes: Mapping[str, Any]) -> Origin:
-        """Of a resource with these attributes. Raises Undecodable for too many."""
+    def origin(self, facts: ResourceFacts) -> Origin:
+        """Of one more resource. Raises Undecodable for too many."""
         self._origins += 1
         check_count(self._origins)
-        texts = {key: text_form(value) for key, value in attributes.items()}
-        hosts = (texts.get(key) for key in ("host.name", "k8s.node.name", "k8s.pod.name"))
-        return Origin(
-            identity=json_of(texts),
-            workload=self._workload(texts),
-            host=next(filter(None, hosts), None),
-            process=texts.get("process.pid") or None,
-            service=texts.get("service.name") or texts.get("k8s.container.name") or None,
-        )
-
-    def _workload(self, attributes: Mapping[str, str]) -> str:
+        origin = facts.origin
         if self.hints.workload:
-            return workloads.joined_name(self.hints.workload)
-        return by_rules(self.hints, RESOURCE, attributes, workloads.of_resource(attributes))
+            return replace(origin, workload=workloads.joined_name(self.hints.workload))
+        if self.hints.rules:
+            named = by_rules(self.hints, RESOURCE, facts.texts, origin.workload)
+            return replace(origin, workload=named)
+        return origin
 
     def expect(self, records: int) -> None:
         """Raises Undecodable where so many records more would be too many."""

@@ -17,7 +17,7 @@ from opentelemetry.sdk.resources import Resource
 from bench._fuzz_requests import NANOS, checked, otlp_request
 from pipeline.records.levels import LEVELS
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
-from pipeline.sources.protocols.otlp import decode_json, decode_message, decode_protobuf
+from pipeline.sources.protocols.otlp import _facts_of, decode_json, decode_message, decode_protobuf
 
 TRACE, SPAN = "5b8efff798038103d269b633813fc60c", "eee19b7ec3c1b174"
 
@@ -238,3 +238,21 @@ def test_values_are_bounded_in_depth() -> None:
         deep = {"arrayValue": {"values": [deep]}}
     with pytest.raises(Undecodable, match="levels"):
         of_json({"body": deep})
+
+
+def test_a_resource_that_comes_again_is_read_once_and_each_request_may_choose_its_workload() -> None:
+    body = otlp_request().SerializeToString()
+    first = decode_protobuf(body, Hints())
+    read = _facts_of.cache_info().misses
+    chosen = decode_protobuf(body, Hints(workload="mine"))
+    again = decode_protobuf(body, Hints())
+    assert _facts_of.cache_info().misses == read
+    assert again == first and set(chosen.records.workloads or ()) == {"mine"}
+
+
+def test_a_large_resource_is_not_remembered() -> None:
+    request = otlp_request()
+    request.resource_logs[0].resource.attributes.add(key="k").value.string_value = "x" * 4_096
+    before = _facts_of.cache_info()
+    assert decode_message(request, Hints()).records.height
+    assert _facts_of.cache_info() == before
