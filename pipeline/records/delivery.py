@@ -176,9 +176,9 @@ class Claim:
         """The records name their workloads."""
         return self.workload == SEVERAL
 
-    def part(self, workload: str, *, lines: int, records: int) -> "Claim":
-        """This claim as one on the records of one workload."""
-        return replace(self, workload=workload, lines=lines, records=records)
+    def part(self, workload: str, *, lines: int, records: int, meta: Meta) -> "Claim":
+        """This claim as one on the records of one workload, which `meta` describes."""
+        return replace(self, workload=workload, lines=lines, records=records, meta=meta)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

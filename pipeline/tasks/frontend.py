@@ -12,7 +12,7 @@ from pipeline import detect
 from pipeline.errors import BadPayload
 from pipeline.logs import logger
 from pipeline.records.columns import gathered, parted
-from pipeline.records.delivery import Claim
+from pipeline.records.delivery import Claim, Meta
 from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
 from pipeline.sources.pushed import framed, framed_alike, framed_by_workload, framed_records
 from pipeline.tasks.context import Context
@@ -87,13 +87,14 @@ def _by_workload(
     """The records of each workload. Raises BadPayload."""
     if not isinstance(payload, PushedRecords) or payload.workloads is None:
         raise BadPayload(f"the records of batch {claim.batch_id} name no workloads")
-    return [
-        (
-            _with_formats(claim.part(workload, lines=int(rows["lines"].sum()), records=rows.height), formats),
-            rows,
-        )
-        for workload, rows, formats in framed_by_workload(payload, context.formats)
-    ]
+    found = []
+    metas: dict[tuple[str, ...], Meta] = {}
+    for workload, rows, formats in framed_by_workload(payload, context.formats):
+        if (meta := metas.get(formats)) is None:
+            meta = metas[formats] = replace(claim.meta, formats=formats)
+        lines = int(rows["lines"].sum())
+        found.append((claim.part(workload, lines=lines, records=rows.height, meta=meta), rows))
+    return found
 
 
 def _with_formats(claim: Claim, formats: tuple[str, ...]) -> Claim:
