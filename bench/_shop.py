@@ -30,6 +30,7 @@ from pipeline.watching.units.unit_lines import (
     UnitFold,
     UnitTable,
     both_ends,
+    flagged_or_unusual,
     listened_ports,
     unit_lines,
 )
@@ -135,11 +136,12 @@ def judge(half: ShopHalf, numbers: Sequence[Sequence[WatcherFinding]]) -> ShopJu
         seed=1,
     )
     occasion = pl.coalesce("trace", pl.col("second").cast(pl.String)).hash()
+    tells = flagged_or_unusual(pl.col("flagged"))
     every = judged.lines.with_columns(
         pl.col("service").alias("unit"),
         where.cast(pl.Int32).alias("window"),
-        pl.when("flagged").then(both_ends()).alias("text"),
-        pl.when("flagged").then(occasion).alias("occasion"),
+        pl.when(tells).then(both_ends()).alias("text"),
+        pl.when(tells).then(occasion).alias("occasion"),
         *spans_of(
             judged.lines.select(
                 "message", (pl.col("at") * 1e6).cast(pl.Int64).cast(pl.Datetime("us")).alias("timestamp")

@@ -16,7 +16,7 @@ _WORD: Final = re.compile(
 _ADDRESS: Final = re.compile(
     r"(?<![\w.:])(?:\d{1,3}(?:\.\d{1,3}){3}|localhost|\[[\da-fA-F:]+\])"
     # Drivers of databases write `server at "10.0.0.7", port 5432 failed` and `host 10.0.0.7 and port 5432`.
-    r"(?::|[\"']?,? (?:and )?port[ =])(\d{2,5})(?![\d.]|:\d)"
+    r"(?::|[\"']?,? (?:and )?port[ =])(\d{2,5})(?!\d|[.:]\d)"  # a full stop may end the sentence
 )
 SAYS_PORT: Final = r"(?i)\b(?:listen(?:s|ing)?|(?:running|started|serving) (?:on|at|mode))\b"
 # `listening port=8080`, `Tomcat started on port(s): 8080`, `Running on http://0.0.0.0:80`, `listening on :80`

@@ -1,6 +1,7 @@
 """Services beside their own past, and evidence that walks along the names in flagged lines."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from zlib import crc32
 
 import numpy as np
@@ -13,7 +14,7 @@ from pipeline.watching.units import unit_lines as folding
 from pipeline.watching.units.blame import PASSED, names_of, passed_on, walked
 from pipeline.watching.units.own_past import LEAST_OWN
 from pipeline.watching.units.ranking import rank_units
-from pipeline.watching.units.unit_lines import UNIT_LINES, UnitFold, UnitTable
+from pipeline.watching.units.unit_lines import UNIT_LINES, UNUSUAL_P, UnitFold, UnitTable, unit_lines
 from pipeline.watching.units.values import UnitEvidence
 
 Line = tuple[str, int, int, str | None, int]  # unit, window, template, text of a flagged line, occasion
@@ -102,6 +103,42 @@ def test_the_last_line_of_a_traceback_is_searched_for_names_too() -> None:
     assert shares(table) == {("web", "orders"): PASSED}
 
 
+def stored(unit: str, text: str, anomalous: bool, p_value: float | None) -> pl.DataFrame:
+    """UNIT_LINES of one stored line."""
+    columns = {
+        "message": text, "timestamp": datetime(2026, 11, 26, tzinfo=UTC), "timed": True, "template_id": 7,
+        "pattern_id": crc32(text.encode()), "anomalous": anomalous, "p_value": p_value, "source": "pushed",
+    }  # fmt: skip
+    line = pl.DataFrame([columns], schema_overrides={"p_value": pl.Float64})
+    return unit_lines(line, pl.Series([unit]), pl.Series([0]), pl.Series([False]))
+
+
+@pytest.mark.parametrize(
+    ("anomalous", "p_value", "usual", "blamed"),
+    [
+        (False, UNUSUAL_P, False, True),  # a caller only warns of a wrong answer
+        (False, UNUSUAL_P, True, False),  # and does so in good times too
+        (False, UNUSUAL_P + 0.01, False, False),
+        (False, None, False, False),
+        (True, None, True, True),
+    ],
+)
+def test_an_unusual_line_passes_blame_on_where_no_normal_unit_has_its_pattern(
+    anomalous: bool, p_value: float | None, usual: bool, blamed: bool
+) -> None:
+    page = stored("web", "hit of search is unknown", anomalous, p_value)
+    calm_line = stored("search", "4 hits", False, 1.0)
+    assert calm_line.select("text", "occasion").row(0) == (None, None)
+    judged, normal = UnitFold(), UnitFold()
+    for one in (page, calm_line):
+        judged.add(one)
+    normal.add(page if usual else calm_line)
+    table = judged.table()
+    passed = passed_on(table, normal.table())
+    names = table.units["unit"].to_list()
+    assert [(names[at], names[to]) for at, to, _ in passed.iter_rows()] == [("web", "search")] * blamed
+
+
 def test_units_of_another_window_are_not_blamed() -> None:
     table = folded([*flagged("web", "orders failed", 1), *calm("orders", 1, 1)])
     assert shares(table) == {}
@@ -159,7 +196,7 @@ def test_the_named_service_comes_first_with_a_reason() -> None:
     ranking = rank_units(folded(now), folded(past(LEAST_OWN + 3)), {})
     assert ranking.units[0].unit == "quiet"
     reason = ranking.units[0].reasons[0]
-    assert (reason.evidence, reason.text) == (UnitEvidence.NAMED, "anomalous lines of `loud` name it")
+    assert (reason.evidence, reason.text) == (UnitEvidence.NAMED, "anomalous or new lines of `loud` name it")
 
 
 @pytest.mark.parametrize(
@@ -168,6 +205,7 @@ def test_the_named_service_comes_first_with_a_reason() -> None:
         "connect() failed, upstream: http://127.0.0.1:8001/cart",
         'connection to server at "127.0.0.1", port 8001 failed: Connection refused',
         "Can't create a connection to host 127.0.0.1 and port 8001 (timeout is 3)",
+        "Error 111 connecting to localhost:8001. Connection refused.",
     ],
 )
 def test_an_address_names_the_only_unit_that_listens_on_its_port(text: str) -> None:

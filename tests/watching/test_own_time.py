@@ -7,6 +7,7 @@ import polars as pl
 import pytest
 
 from pipeline.watching.rows import NUMBERS, SESSIONS, WatcherFinding, finding_rows
+from pipeline.watching.units.evidence import surprises
 from pipeline.watching.units.own_time import BASE, own_times, spans_of
 from pipeline.watching.units.ranking import rank_units
 from pipeline.watching.units.unit_lines import UNIT_LINES, UnitFold, UnitTable, unit_lines
@@ -107,6 +108,18 @@ def test_the_service_that_became_slow_comes_before_its_caller() -> None:
         slow.units.with_row_index("at").select(pl.col("at").cast(pl.Int64), "unit"), on="at"
     )
     assert dict(times.group_by("unit").agg(pl.col("n").sum()).iter_rows()) == {"orders": 20, "web": 20}
+
+
+def test_slowness_is_measured_by_the_time_that_a_service_usually_needs() -> None:
+    # Of 20 requests of 10 ms one took 60 ms longer. Where each needs 400 ms that is little.
+    def nats(ms: float) -> float:
+        took = {n: ms + n % 3 for n in range(20)}
+        normal = folded([answered("orders", took, window=window) for window in range(-6, 0)])
+        slow = folded([answered("orders", took | {0: ms + 60}, window=0)])
+        return float(surprises(slow, normal)[0][UnitEvidence.TIME][0])
+
+    quick, busy = nats(10), nats(400)
+    assert quick > busy > 0
 
 
 def shops(lost_ms: Mapping[str, float], *, window: int) -> list[pl.DataFrame]:

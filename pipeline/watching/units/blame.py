@@ -1,8 +1,9 @@
 """Blame that units pass on: an anomalous line that names another unit reports that one's failure.
 
+A line that is only unusual counts where no normal unit has its pattern: callers warn of wrong answers.
 A caller whose dependency fails is louder than the dependency, and every caller of the caller is loud as well.
-So the evidence of a unit walks along the names in its flagged lines: of every occasion (a trace, else a
-second) that has a name, PASSED goes to the units named, in equal parts; the rest stays. The answer is where
+So the evidence of a unit walks along the names in these lines: of every occasion (a trace, else a second)
+that has a name, PASSED goes to the units named, in equal parts; the rest stays. The answer is where
 the walk ends, an absorbing Markov chain. Walks over call graphs rank causes of failures in the same way
 (MicroRank, WWW 2021; MonitorRank, SIGMETRICS 2013); here names replace the graph, so no traces are needed.
 """
@@ -15,6 +16,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.watching.named_words import LEAST_CHARS, named_ports, named_words
+from pipeline.watching.units.evidence import new_patterns
 from pipeline.watching.units.tails import Floats
 from pipeline.watching.units.unit_lines import UnitTable
 
@@ -41,7 +43,9 @@ def passed_on(table: UnitTable, normal: UnitTable | None = None) -> pl.DataFrame
             called.setdefault(window, {}).setdefault(name, []).append(row)
     windows = table.units["window"].to_list()
     named: list[tuple[int, int, int]] = []
-    for at, pattern, text in table.patterns.select("at", "pattern_id", "text").drop_nulls().iter_rows():
+    patterns = _searched(table, normal)
+    flags = table.flags.join(patterns.select("at", "pattern_id").unique(), on=["at", "pattern_id"])
+    for at, pattern, text in patterns.select("at", "pattern_id", "text").drop_nulls().iter_rows():
         named += [(at, pattern, to) for to in sorted(_named(text, called.get(windows[at], {}), at))]
     if not named:
         return empty
@@ -49,9 +53,9 @@ def passed_on(table: UnitTable, normal: UnitTable | None = None) -> pl.DataFrame
         named, schema={"at": pl.Int64, "pattern_id": pl.UInt64, "to": pl.Int64}, orient="row"
     )
     key = ["at", "occasion"]
-    pairs = table.flags.join(targets, on=["at", "pattern_id"]).select(*key, "to").unique()
+    pairs = flags.join(targets, on=["at", "pattern_id"]).select(*key, "to").unique()
     pairs = pairs.with_columns((1.0 / pl.len().over(key)).alias("part"))
-    occasions = table.flags.group_by("at").agg(pl.col("occasion").n_unique().alias("all"))
+    occasions = flags.group_by("at").agg(pl.col("occasion").n_unique().alias("all"))
     return (
         pairs.group_by("at", "to")
         .agg(pl.col("part").sum())
@@ -59,6 +63,14 @@ def passed_on(table: UnitTable, normal: UnitTable | None = None) -> pl.DataFrame
         .select("at", "to", (PASSED * pl.col("part") / pl.col("all")).alias("share"))
         .sort("at", "to")
     )
+
+
+def _searched(table: UnitTable, normal: UnitTable | None) -> pl.DataFrame:
+    """The rows of `patterns` that are flagged, or that no normal unit has."""
+    flagged = table.patterns.filter(pl.col("flagged") > 0)
+    if normal is None or normal is table:
+        return flagged
+    return pl.concat([flagged, new_patterns(table, normal).filter(pl.col("flagged") == 0)])
 
 
 def walked(evidence: Floats, passed: pl.DataFrame) -> Floats:

@@ -95,15 +95,23 @@ def _counted(rows: pl.DataFrame, *key: str) -> pl.DataFrame:
 
 
 def excess(times: pl.DataFrame, normal: pl.DataFrame, size: int) -> Floats:
-    """log(1 + milliseconds above what is usual) of each of `size` units; `at`, template_id, level, n."""
+    """log(1 + s/u) of each of `size` units: s is the time above the usual, u all the time that a normal unit
+    needs itself. `times`, `normal`: at, template_id, level, n."""
     found = np.zeros(size)
     if times.is_empty() or normal.is_empty():
         return found
     sums = (
         beyond_usual(times, normal).group_by("at").agg((pl.col("n") * pl.col("beyond_ms")).sum().alias("ms"))
     )
-    found[sums["at"].to_numpy()] = np.log1p(sums["ms"].to_numpy())
+    found[sums["at"].to_numpy()] = np.log1p(sums["ms"].to_numpy() / _needed_ms(normal))
     return found
+
+
+def _needed_ms(normal: pl.DataFrame) -> float:
+    """The median of the time that normal units need themselves. A request is known up to SLACK_MS."""
+    needed = pl.lit(BASE).pow(pl.col("level")) - 1 + SLACK_MS
+    sums = normal.group_by("at").agg((pl.col("n") * needed).sum().alias("ms"))["ms"]
+    return float(np.median(sums.to_numpy()))
 
 
 def beyond_usual(times: pl.DataFrame, normal: pl.DataFrame) -> pl.DataFrame:

@@ -169,7 +169,7 @@ class _Reasons:
                 return "it needed longer for its requests itself, without what it waited for others", ()
             case UnitEvidence.NAMED:
                 named = self._units(self.passed.filter(pl.col("to") == at))
-                return f"anomalous lines of {named} name it" if named else "", ()
+                return f"anomalous or new lines of {named} name it" if named else "", ()
             case UnitEvidence.FLAGGED:
                 found = rows.filter(pl.col("flagged") > 0).sort("p_value", "template_id", nulls_last=True)
                 number, (names, ids) = found["template_id"].n_unique(), self._named(found)

@@ -18,10 +18,12 @@ from pipeline.watching.rows import NUMBERS
 from pipeline.watching.sessions.keys import extract
 from pipeline.watching.units.own_time import MAX_SPANS, SPANS, own_times, spans_of
 
-MAX_FLAGS: Final = 200_000  # flagged patterns of occasions; later ones pass no blame on
+MAX_FLAGS: Final = 200_000  # patterns of occasions; later ones pass no blame on
 MAX_PORTS: Final = 10_000  # of units that listen on them
 MAX_PAIRS: Final = 1_500_000  # of units and patterns, or of units and seconds; 60 MB each at the very most
 TEXT_CHARS: Final = 300
+# Of an unusual line that is not flagged: half of the new templates of good times are as unlikely.
+UNUSUAL_P: Final = 0.5
 _FOLDED: Final = 400_000  # rows that wait before they are folded
 
 # The lines that are folded; findings of the watcher among them have `found`.
@@ -34,8 +36,8 @@ UNIT_LINES: Final[dict[str, Any]] = {
     "flagged": pl.Boolean,
     "p_value": pl.Float64,
     "found": pl.Boolean,
-    "text": pl.String,  # of a finding, for its reason; of a flagged line, for the units that it names
-    "occasion": pl.UInt64,  # of a flagged line: its trace, else its second; lines of one belong together
+    "text": pl.String,  # of a finding, for its reason; of a flagged or unusual line, for the units in it
+    "occasion": pl.UInt64,  # of such a line: its trace, else its second; lines of one belong together
     **SPANS,  # of a line that says how long its request took
     "shift": pl.Boolean,  # a finding about numbers
     "port": pl.Int32,  # that a line says its unit listens on
@@ -52,11 +54,11 @@ class UnitTable:
     unit and window.
 
     `patterns`: at (row of `units`), pattern_id, template_id, n, flagged, p_value (the least flagged), text
-    (of one flagged line). `findings`: at, template_id (below zero, of the cause), n, p_value (the least),
-    text; without those about numbers where the unit's own time is known. `flags`: at, occasion, pattern_id of
-    flagged lines, each once. `times`: at, template_id, level, n (own_time.py). `calls`: the same of times
-    that waited for another unit, with `called`, its name. `ports`: unit, port, of all units that were
-    folded."""
+    (of one flagged or unusual line). `findings`: at, template_id (below zero, of the cause), n, p_value (the
+    least), text; without those about numbers where the unit's own time is known. `flags`: at, occasion,
+    pattern_id of flagged and unusual lines, each once. `times`: at, template_id, level, n (own_time.py).
+    `calls`: the same of times that waited for another unit, with `called`, its name. `ports`: unit, port, of
+    all units that were folded."""
 
     units: pl.DataFrame
     patterns: pl.DataFrame
@@ -122,7 +124,7 @@ class UnitFold:
                 pl.col("text").drop_nulls().first(),
             )
         )
-        flags = page.filter(flagged & ~pl.col("found") & pl.col("occasion").is_not_null())
+        flags = page.filter(~pl.col("found") & pl.col("occasion").is_not_null())
         self._flags.append(flags.select(*_FLAG).unique())
         spoken = page.filter(~pl.col("found")).select(*_KEY, "second")  # a finding comes when it is judged
         self._seconds.append(spoken.drop_nulls("second").unique())
@@ -209,8 +211,9 @@ def unit_lines(lines: pl.DataFrame, unit: pl.Series, window: pl.Series, found: p
         unit.alias("unit"), window.cast(pl.Int32).alias("window"), found.alias("found")
     )
     timed = pl.when(is_timed()).then("timestamp").alias("timestamp")
+    tells = flagged_or_unusual(flagged)
     marked = marked.with_columns(
-        _occasions(marked, marked.select(flagged & ~found).to_series()),
+        _occasions(marked, marked.select(tells & ~found).to_series()),
         *spans_of(marked.select("message", timed)),
     )
     return marked.select(
@@ -224,7 +227,7 @@ def unit_lines(lines: pl.DataFrame, unit: pl.Series, window: pl.Series, found: p
         "found",
         pl.when("found")
         .then(pl.col("message").str.head(TEXT_CHARS))
-        .when(flagged)
+        .when(tells)
         .then(both_ends())
         .alias("text"),
         "occasion",
@@ -232,6 +235,12 @@ def unit_lines(lines: pl.DataFrame, unit: pl.Series, window: pl.Series, found: p
         (pl.col("found") & (pl.col("source") == NUMBERS).fill_null(value=False)).alias("shift"),
         listened_ports(marked["message"]),
     )
+
+
+def flagged_or_unusual(flagged: pl.Expr) -> pl.Expr:
+    """Lines whose text is searched for names: flagged and unusual ones. A caller that only warns of a wrong
+    answer writes no flagged line."""
+    return flagged | (pl.col("p_value") <= UNUSUAL_P).fill_null(value=False)
 
 
 def listened_ports(messages: pl.Series) -> pl.Series:
