@@ -35,6 +35,13 @@ def visible(text: str) -> str:
     return text.replace("\r\n", "\n").translate(_VISIBLE)
 
 
+def clipped(text: str, chars: int) -> str:
+    """The visible text, at most `chars` characters of it, an ellipsis for the rest."""
+    # Two characters can become one (CR LF), never fewer; the rest of a long text need not be looked at.
+    text = visible(text[: 2 * chars + 2])
+    return text if len(text) <= chars else text[: chars - 1] + "…"
+
+
 def one_line(text: object) -> str:
     """The visible text of a sentence: a newline, as in a file's name, is shown too."""
     return visible(str(text)).replace("\n", "\u240a")

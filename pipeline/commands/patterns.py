@@ -10,10 +10,9 @@ from rich.table import Column, Table
 from pipeline.commands.common import cell, out, print_json, printable, reading
 from pipeline.errors import BadInput
 from pipeline.records.batch import utc_now
-from pipeline.report.text import clipped
 from pipeline.service.questions import PatternsAsked, pattern_span, template_number
 from pipeline.service.values import PatternCount
-from pipeline.units import plural, time_of
+from pipeline.units import clipped, plural, time_of
 
 BARS: Final = " ▁▂▃▄▅▆▇█"
 NARROW: Final = 100  # columns of a terminal

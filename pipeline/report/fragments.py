@@ -13,7 +13,6 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from pipeline.records.levels import LEVELS
 from pipeline.report.findings import Finding, FindingSample, finding_severity, level_severity
 from pipeline.report.text import (
-    clipped,
     clock,
     sample_place,
     sample_text,
@@ -22,7 +21,7 @@ from pipeline.report.text import (
     unit_facts,
 )
 from pipeline.report.why import briefly
-from pipeline.units import chance, plural, visible
+from pipeline.units import chance, clipped, plural, visible
 
 # Of the chart, in user units: bars of lines go up from one base, anomalous lines down from the other.
 _HEIGHT: Final = 140.0

@@ -33,14 +33,13 @@ from pipeline.report.samples import CHARS
 from pipeline.report.text import (
     NO_BASELINE,
     all_new,
-    clipped,
     followers,
     headline,
     incident_header,
     sick_services,
     without_baseline,
 )
-from pipeline.units import plural
+from pipeline.units import clipped, plural
 
 # The page stays under 5 MB whatever comes: what varies has a share, the rest is under 600 KB.
 FINDINGS_BYTES: Final = 2_200_000

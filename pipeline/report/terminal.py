@@ -16,7 +16,6 @@ from pipeline.report.findings import Finding, by_incident, level_severity
 from pipeline.report.text import (
     NO_BASELINE,
     all_new,
-    clipped,
     common_folder,
     followers,
     headline,
@@ -30,7 +29,7 @@ from pipeline.report.text import (
     without_baseline,
 )
 from pipeline.report.why import briefly
-from pipeline.units import line_count, one_line, plural, seconds, visible
+from pipeline.units import clipped, line_count, one_line, plural, seconds, visible
 
 TEMPLATE_CHARS: Final = 200
 SAMPLE_CHARS: Final = 240

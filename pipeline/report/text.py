@@ -14,7 +14,7 @@ from pipeline.records.verdict import OURS
 from pipeline.report.alike import request_alone
 from pipeline.report.excerpt import shortened, telling
 from pipeline.report.findings import Finding, FindingSample, is_new
-from pipeline.units import chance, line_count, listed, plural, visible
+from pipeline.units import chance, clipped, line_count, listed, plural, visible
 
 MARKED: Final = 3  # words of a line that are marked: more of them point nowhere
 NO_BASELINE: Final = "No --baseline: rare and error-like lines are shown, not new ones"
@@ -37,13 +37,6 @@ _STOP_WORDS: Final = frozenset((
 
 
 _LIKE_MOST: Final = 0.5  # the share of normal units with as much evidence
-
-
-def clipped(text: str, chars: int) -> str:
-    """The visible text, at most `chars` characters of it, an ellipsis for the rest."""
-    # Two characters can become one (CR LF), never fewer; the rest of a long text need not be looked at.
-    text = visible(text[: 2 * chars + 2])
-    return text if len(text) <= chars else text[: chars - 1] + "…"
 
 
 def meaningful(words: Iterable[str]) -> list[str]:

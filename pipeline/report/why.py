@@ -8,8 +8,8 @@ from typing import Final
 from pipeline.records.levels import ERROR_LEVELS, LEVELS
 from pipeline.records.verdict import Reason
 from pipeline.report.findings import Finding, is_new
-from pipeline.report.text import EDGES, clipped, meaningful
-from pipeline.units import visible
+from pipeline.report.text import EDGES, meaningful
+from pipeline.units import clipped, visible
 
 # In this order in a sentence; other kinds follow as they are given.
 _ORDER: Final = (

@@ -19,10 +19,9 @@ from pipeline.records.batch import utc_now
 from pipeline.records.declared import DETECTED, FormatChoice
 from pipeline.records.levels import ERROR_LEVELS, LEVELS
 from pipeline.report.excerpt import shortened
-from pipeline.report.text import clipped
 from pipeline.settings import Settings
 from pipeline.sources import files, formats
-from pipeline.units import line_count, plural, visible
+from pipeline.units import clipped, line_count, plural, visible
 
 # Of all files together: masked in half a second.
 MOST_RECORDS: Final = 20_000

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
-from pipeline.report.text import clipped
 from pipeline.service.handover.values import IncidentNote
 from pipeline.service.values import CauseView, IncidentView, Line
-from pipeline.units import one_line, plural, visible
+from pipeline.units import clipped, one_line, plural, visible
 
 CHARS: Final = 2_000  # of a line
 SEVERITY: Final = {3: "error", 2: "warning"}

@@ -11,10 +11,9 @@ from typing import Final
 from markupsafe import escape
 
 from pipeline.records.batch import utc_now
-from pipeline.report.text import clipped
 from pipeline.report.why import explain
 from pipeline.service.values import Line
-from pipeline.units import chance, plural, visible
+from pipeline.units import chance, clipped, plural, visible
 
 MESSAGE: Final = 2_000  # characters of a message that are shown
 CUTS: Final = (MESSAGE, 1_200, 750, 500, 300, 150, 60)
