@@ -80,7 +80,8 @@ class SessionRound:
     changes: Changes = field(default_factory=Changes)
     open: int = 0  # sessions
     events: int = 0  # in open sessions
-    models: dict[str, tuple[str, SessionJudge] | None] = field(default_factory=dict)  # live ones
+    # Of workload and kind: the live ones.
+    models: dict[tuple[str, str], tuple[str, SessionJudge] | None] = field(default_factory=dict)
     # Traces of which parts are reported, with the workloads of those.
     reported: dict[str, set[str]] = field(default_factory=dict)
 
@@ -97,10 +98,10 @@ class SessionRound:
 
     def _model(self, workload: str, kind: str) -> tuple[str, SessionJudge] | None:
         """(version, session model) of the sessions of one kind; of traces as wholes for JOINT."""
-        name = model_name(workload, kind)
-        if name not in self.models:
-            self.models[name] = self.callbacks.session_model(workload, kind)
-        return self.models[name]
+        of = workload, kind
+        if of not in self.models:
+            self.models[of] = self.callbacks.session_model(workload, kind)
+        return self.models[of]
 
     def _parts(self, session: OpenSession) -> dict[str, OpenSession]:
         """The sessions that are judged of one that was collected, by name."""

@@ -25,8 +25,7 @@ _GRACE_MS: Final = round(GRACE_S * 1000)
 _FIRST_VERSION: Final = b"\x92\x01"  # begins a session of version 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchEvents:
+class BatchEvents(msgspec.Struct, frozen=True, gc=False):
     """The events of one session in one batch, in the batch's order."""
 
     observation: Observation
@@ -38,11 +37,14 @@ class BatchEvents:
 def batch_events(observation: Observation) -> dict[str, BatchEvents]:
     """The events of every session of a batch, by its kind and key."""
     found: dict[str, BatchEvents] = {}
+    before: str | None = None
+    events: BatchEvents | None = None
     for entry, at_ms, line, template_id in observation.events.rows():
-        events = found.get(entry)
+        if entry != before:  # a session often has several lines in a row
+            before, events = entry, found.get(entry)
         if events is None:
-            events = BatchEvents(observation=observation, at_ms=[], lines=[], templates=[])
-            found[entry] = events
+            found[entry] = events = BatchEvents(observation, [at_ms], [line], [template_id])
+            continue
         events.at_ms.append(at_ms)
         events.lines.append(line)
         events.templates.append(template_id)
@@ -122,8 +124,10 @@ class GrowingSession:
         """Add these events; returns how many there was room for."""
         wire, observation = self.wire, found.observation
         room = MAX_SESSION_EVENTS - wire.events
-        wire.dropped += max(0, len(found.at_ms) - room)
-        at_ms, lines, templates = found.at_ms[:room], found.lines[:room], found.templates[:room]
+        at_ms, lines, templates = found.at_ms, found.lines, found.templates
+        if len(at_ms) > room:
+            wire.dropped += len(at_ms) - room
+            at_ms, lines, templates = at_ms[:room], lines[:room], templates[:room]
         if at_ms:
             origin = self._origin(observation) if self.workload == JOINT else 0
             piece = AddedEvents(origin, _steps(at_ms), _steps(lines), templates)
@@ -216,6 +220,8 @@ def _of_first(first: _FirstWire) -> SessionWire:
 
 
 def _last(at_ms: Sequence[int], lines: Sequence[int], templates: Sequence[int]) -> tuple[int, int, int]:
+    if len(at_ms) == 1:
+        return at_ms[0], lines[0], templates[0]
     newest, last = max(at_ms), max(lines)
     if at_ms[-1] == newest and lines[-1] == last:  # as nearly always
         return newest, last, templates[-1]
