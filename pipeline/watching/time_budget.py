@@ -25,6 +25,8 @@ HALF: Final = 0.5
 LEAST: Final = 1 / 16
 # Batches on their way that are a flood. A stream that the stages keep up with has fewer.
 FLOOD: Final = 8
+# The longest rest in a flood, unless a round took longer. `send --wait` and `drain` wait 10 s for a round.
+REST_S: Final = 6.0
 PATIENCE_S: Final = 10.0  # the age of the oldest observation up to which watching takes LEAST in a flood
 LATE_S: Final = 40.0  # the age from which it takes HALF
 FULL: Final = 0.5  # the part of the observations' memory from which it takes HALF
@@ -94,7 +96,10 @@ class FairRotation:
 
     def begin(self, now: float, *, share: float) -> bool:
         """Whether rounds may begin now."""
-        if share < ALL and now - self._ended < self._worked * (1 / share - 1):
+        rest = self._worked * (1 / share - 1)
+        if share < HALF:
+            rest = max(self._worked, min(rest, REST_S))
+        if share < ALL and now - self._ended < rest:
             return False
         self._began = now
         return True

@@ -10,6 +10,7 @@ from pipeline.watching.time_budget import (
     LATE_S,
     LEAST,
     PATIENCE_S,
+    REST_S,
     ROUND_S,
     AdaptiveBudget,
     FairRotation,
@@ -106,6 +107,14 @@ def test_in_a_flood_watching_takes_its_share_and_always_some(share: float) -> No
         assert done <= 1
         now = max(after, now + 2.0)
     assert share / 2 < worked / 600.0 <= share
+
+
+def test_a_slow_round_in_a_flood_is_followed_by_a_rest_that_those_who_wait_for_the_watcher_bear() -> None:
+    rotation = FairRotation()
+    for begun, took, rest in ((100.0, 2.0, REST_S), (200.0, 9.0, 9.0)):
+        _, now = rounds(rotation, begun, share=LEAST, round_s=took, left=[10])
+        assert not rotation.begin(now + rest - 0.1, share=LEAST)
+        assert rotation.begin(now + rest, share=LEAST)
 
 
 def rotation_call(rotation: FairRotation, now: float, share: float) -> tuple[int, float]:

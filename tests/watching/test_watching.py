@@ -28,6 +28,7 @@ from pipeline.redis.keys import Keys
 from pipeline.redis.leases import WATCH, Lease, Leases, granted
 from pipeline.service.stored.usual import usual_values
 from pipeline.settings import Settings
+from pipeline.tasks import compact
 from pipeline.tasks import watch as task
 from pipeline.tasks.context import Context
 from pipeline.watching import rate_round, session_round, state
@@ -1066,6 +1067,33 @@ def test_a_flood_of_lines_gets_the_processor_first_and_no_observation_is_lost(
     assert task.watch_stored(context) is False and world.waits() == 4
     world.client.hset(world.keys.counts, "batches", FLOOD - 1)
     assert task.watch_stored(context) is True and world.waits() == 0
+
+
+def test_files_of_commits_are_merged_behind_a_flood_or_after_a_minute(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, context = World(settings), Context(make_app(settings), settings)
+    merged: list[Context] = []
+    monkeypatch.setattr(compact, "compact", merged.append)
+    monkeypatch.setattr(compact, "store_usage", lambda _: None)
+
+    def merges() -> bool:
+        merged.clear()
+        compact.run(context)
+        return bool(merged)
+
+    assert merges()
+    world.client.hset(world.keys.counts, "batches", FLOOD)
+    assert not any(merges() for _ in range(compact.YIELDS)) and merges()
+    world.client.hset(world.keys.counts, "batches", FLOOD - 1)
+    assert merges()
+    monkeypatch.setattr(compact, "FLOOD", 2)
+    world.client.hdel(world.keys.counts, "batches")
+    for _ in range(2):
+        world.stored(*GOOD)
+    assert not merges(), "the watcher goes first"
+    world.round()
+    assert world.waits() == 0 and merges()
 
 
 def test_while_observations_wait_minutes_of_old_logs_take_a_small_part_of_a_round(world: World) -> None:
