@@ -631,12 +631,12 @@ def _header(raw: pl.Series, form: Format, *, message_only: bool = False) -> pl.D
     groups = _groups(raw, "(?s)" + form.usual)
     nothing = pl.repeat(None, raw.len(), dtype=pl.String, eager=True)
     names = _NAMED.findall(pattern)
-    whole = {name: groups[name] if name in groups.columns else nothing for name in names}
+    columns = {name: groups[name] if name in groups.columns else nothing for name in names}
     missed = groups["message"].is_null().arg_true()
     if missed.len():  # Polars compiles the pattern for no texts, too, in half a millisecond
         others = _groups(raw.gather(missed), pattern)
-        whole = {name: column.scatter(missed, others[name]) for name, column in whole.items()}
-    return pl.DataFrame(whole)
+        columns = {name: one.scatter(missed, others[name]) for name, one in columns.items()}
+    return pl.DataFrame(columns)
 
 
 def _groups(raw: pl.Series, pattern: str, *, message_only: bool = False) -> pl.DataFrame:

@@ -63,8 +63,8 @@ _REASONS = ["error-severity: error", "marked", "new-template", "other", None]
 def _anomalous(row: int, values: tuple[Any, ...]) -> dict[str, Any]:
     of, template, at, timed, lines, score, level, reason = values
     return {
-        "of": of, "template_id": template, "timestamp": None if at is None else datetime.fromtimestamp(at, UTC),
-        "timed": timed, "lines": lines, "score": score, "level": level,
+        "of": of, "template_id": template,
+        "timestamp": None if at is None else datetime.fromtimestamp(at, UTC), "timed": timed, "lines": lines, "score": score, "level": level,
         "reasons": None if reason is None else [reason], "line": row, "anomalous": row % 4 > 0,
         "message": None if row % 3 else f"m{row}", "raw": f"raw {row}", "source": "s",
     }  # fmt: skip
@@ -73,9 +73,9 @@ def _anomalous(row: int, values: tuple[Any, ...]) -> dict[str, Any]:
 @given(
     st.lists(
         st.tuples(
-            st.integers(0, 2), st.integers(1, 3), st.none() | st.integers(0, 5), st.sampled_from([None, True, False]),
-            st.integers(0, 1), st.none() | st.sampled_from([0.25, 0.5]), st.sampled_from([None, "info", "warning", "error"]),
-            st.sampled_from(_REASONS),
+            st.integers(0, 2), st.integers(1, 3), st.none() | st.integers(0, 5),
+            st.sampled_from([None, True, False]), st.integers(0, 1), st.none() | st.sampled_from([0.25, 0.5]),
+            st.sampled_from([None, "info", "warning", "error"]), st.sampled_from(_REASONS),
         ),
         max_size=30,
     )
