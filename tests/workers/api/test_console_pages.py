@@ -240,7 +240,7 @@ def test_a_page_shows_what_is_known(local: Person, path: str, words: tuple[str, 
 def test_a_silenced_incident_stands_apart_until_somebody_ends_that(place: Place, local: Person) -> None:
     assert "silenced" not in local.page("/") and "T1 has stopped" in local.page("/")
     for fields, words in (
-        ([("workload", "shop/web"), ("lasts", "2y"), ("why", "w")], "is none"),
+        ([("workload", "shop/web"), ("lasts", "2y"), ("why", "w")], "is no length of a silence"),
         ([("workload", "shop/web"), ("lasts", "2h"), ("why", "")], "needs a reason"),
     ):
         status, _, body = local.do("/do/silence", *fields)

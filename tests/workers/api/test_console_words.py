@@ -69,6 +69,7 @@ def test_an_age_looks_back_and_ahead() -> None:
     today = utc_now()
     assert words.clock_time(today) == f"{today:%H:%M:%S}"
     assert words.clock_time(AT.replace(year=2024)) == "20 Nov 2024 09:30:00"
+    assert words.clock_time(today, AT.replace(year=2024)) == f"{today.day} {today:%b} {today:%H:%M:%S}"
 
 
 def test_why_a_line_scored_is_a_sentence_and_its_words_stand_out() -> None:

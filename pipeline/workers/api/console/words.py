@@ -99,12 +99,13 @@ def iso_time(at: datetime) -> str:
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def clock_time(at: datetime) -> str:
-    """`09:12:33` today, `24 Nov 09:12:33` on another day."""
+def clock_time(at: datetime, beside: datetime | None = None) -> str:
+    """`09:12:33` today, `24 Nov 09:12:33` on another day. `beside`: the other end of a span.
+
+    Where that lies on another day, today has its date too."""
     now = utc_now()
-    day = (
-        "" if at.date() == now.date() else f"{at.day} {at:%b} " + (f"{at:%Y} " if at.year != now.year else "")
-    )
+    year = f"{at:%Y} " if at.year != now.year else ""
+    day = "" if at.date() == now.date() == (beside or now).date() else f"{at.day} {at:%b} {year}"
     return f"{day}{at:%H:%M:%S}"
 
 

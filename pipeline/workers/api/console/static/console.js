@@ -70,7 +70,9 @@
       if (!/\d\d:\d\d:\d\d/.test(time.dataset.utc)) continue;
       const at = new Date(time.dateTime);
       const date = (moment) => moment.toLocaleDateString("en", { timeZone: there });
-      const day = date(at) === date(new Date()) ? {} : { day: "numeric", month: "short" };
+      const others = [new Date(), new Date(time.dataset.beside ?? Date.now())];
+      const year = at.getFullYear() === new Date().getFullYear() ? {} : { year: "numeric" };
+      const day = others.every((other) => date(other) === date(at)) ? {} : { day: "numeric", month: "short", ...year };
       time.textContent = there !== "UTC" ? at.toLocaleString([], { ...day, timeZone: there, hour: "2-digit", minute: "2-digit", second: "2-digit" }) : time.dataset.utc;
     }
   };
