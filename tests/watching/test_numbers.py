@@ -15,7 +15,7 @@ from pipeline.watching.numbers.alarms import NumberAlarm, number_sentence, quant
 from pipeline.watching.numbers.numbers import MAX_NAMES, MAX_PACKED, MAX_VARIABLES, Numbers
 from pipeline.watching.numbers.sketch import MAX_BINS, merged_sketch, quantiles
 from pipeline.watching.values.bins import GROWTH, bin_of
-from pipeline.watching.values.sampling import ENOUGH, MOST_RECORDS, PROBE_EVERY, PROBES, ValueSample
+from pipeline.watching.values.sampling import MOST_RECORDS, PROBES, ValueSample
 from pipeline.watching.values.typed import ValueKind, key_type, typed_values
 
 START = 29_000_000 // 1440 * 1440  # an epoch minute at midnight
@@ -81,30 +81,6 @@ def test_the_records_that_are_read_are_fair_to_each_template_that_has_values() -
     read = {t: sum(counts) for _, t, _, _, _, counts in table.rows()}
     assert sum(read.values()) <= MOST_RECORDS and read[3] == 5 and min(read[1], read[2]) >= MOST_RECORDS // 4
     assert len(asked) <= MOST_RECORDS + 4 * PROBES and 4 not in read
-
-
-def test_a_template_without_values_is_asked_less_often_and_its_first_value_is_found() -> None:
-    one, template = np.zeros(1, dtype=np.int64), np.array([(1 << 40) + 7])
-
-    def asked_in(samples: int, text: str) -> list[bool]:
-        """For each sample of one record, whether its text was read."""
-        read: list[int] = []
-
-        def texts_of(chosen: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> list[str]:
-            read.append(chosen.size)
-            return [text] * chosen.size
-
-        found = []
-        for _ in range(samples):
-            read.clear()
-            ValueSample(one, one, template, np.ones(1, dtype=bool)).tables(texts_of)
-            found.append(sum(read) > 0)
-        return found
-
-    assert all(asked_in(ENOUGH, "it is so"))
-    assert sum(asked_in(5 * PROBE_EVERY, "it is so")) == 5
-    found = asked_in(2 * PROBE_EVERY, "took 5 ms")
-    assert all(found[found.index(True) :]) and found.index(True) < PROBE_EVERY
 
 
 # ---- sketches ----------------------------------------------------------------------------------------

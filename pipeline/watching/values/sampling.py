@@ -1,14 +1,12 @@
 """The values of a stored batch, as counts by bin: a sample of its records by template.
 
 Reading the values of a record takes about as much processor time as all other work on it. So PROBES records
-of each template tell whether it has values. A template that had none in ENOUGH of them is asked seldom. Of
-all records that are stored together, at most MOST_RECORDS of templates with values are read: up to an equal
-number of each template of each workload, spread evenly. A quantile of such a sample is a quantile of the
-template. One value far outside may be missed.
+of each template tell whether it has values. Of all records that are stored together, at most MOST_RECORDS of
+templates with values are read: up to an equal number of each template of each workload, spread evenly. A
+quantile of such a sample is a quantile of the template. One value far outside may be missed.
 """
 
-import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -25,10 +23,7 @@ PER_SLOT: Final = (
 )
 MOST_OF_ALL: Final = 480
 PROBES: Final = 2  # records of a template that tell whether it has values
-# Where few lines come, nearly each of them was such a probe: 7 of 10 ms of the values of 200 quiet workloads.
-ENOUGH: Final = 16  # probes without a value
-PROBE_EVERY: Final = 8  # samples, from then on
-MOST_KNOWN: Final = 10_000  # templates that a process knows to have values, and as many without
+MOST_KNOWN: Final = 10_000  # templates that a process knows to have values
 SLOT_S: Final = 15  # seconds of event time that are counted together
 MOST_ROWS: Final = (
     1_000  # of the values of one workload in them; more come from keys that are names themselves
@@ -52,8 +47,6 @@ _Key = tuple[int, int, str, str]
 
 # Templates with values, so that a process need not find that out again in each batch.
 _having: set[int] = set()
-_lacking: dict[int, int] = {}  # probes of other templates
-_samples: Final = itertools.count()
 
 
 class ValueSample:
@@ -74,11 +67,15 @@ class ValueSample:
         """VALUES of each workload that has some. `texts_of`: the texts of these records."""
         if not self._rows.size:
             return {}
-        heads = self.template[self._rows[self._starts]].tolist()
-        turn = next(_samples)
-        probes = self._chosen(np.array([_is_asked(template, turn) for template in heads]), PROBES)
-        _learn(zip(self.template[probes].tolist(), texts_of(probes), strict=True))
-        with_values = np.array([template in _having for template in heads])
+        heads = self.template[self._rows[self._starts]]
+        known = np.array([template in _having for template in heads.tolist()])
+        probes = self._chosen(~known, PROBES)
+        for text, template in zip(texts_of(probes), self.template[probes].tolist(), strict=True):
+            if template not in _having and typed_values(text):
+                if len(_having) >= MOST_KNOWN:
+                    _having.clear()
+                _having.add(template)
+        with_values = np.array([template in _having for template in heads.tolist()])
         if not with_values.any():
             return {}
         share = _fair_share(self._sizes[with_values], self._most())
@@ -105,29 +102,6 @@ class ValueSample:
         steps = np.repeat(np.where(groups, -(-sizes // share), 0), sizes)
         places = np.arange(self._rows.size) - np.repeat(self._starts, sizes)
         return np.sort(self._rows[(steps > 0) & (places % np.maximum(steps, 1) == 0)])
-
-
-def _is_asked(template: int, turn: int) -> bool:
-    """Whether records of a template are to tell if it has values."""
-    if template in _having:
-        return False
-    return _lacking.get(template, 0) < ENOUGH or (template + turn) % PROBE_EVERY == 0
-
-
-def _learn(probes: Iterable[tuple[int, str]]) -> None:
-    """`probes`: templates, and texts of their records."""
-    for template, text in probes:
-        if template in _having:
-            continue
-        if typed_values(text):
-            if len(_having) >= MOST_KNOWN:
-                _having.clear()
-            _having.add(template)
-            _lacking.pop(template, None)
-        else:
-            if len(_lacking) >= MOST_KNOWN and template not in _lacking:
-                _lacking.clear()
-            _lacking[template] = _lacking.get(template, 0) + 1
 
 
 def _fair_share(sizes: Ints, most: int) -> int:
