@@ -39,6 +39,7 @@ from pipeline.models.threshold import Mode
 from pipeline.models.trainer import FitRequest, fit
 from pipeline.records.schema import LEARN_SCHEMA
 from pipeline.training.sampling import Sampler
+from pipeline.workers.loops import collect_seldom
 
 TURNS = 9
 PASSES = 4  # of ours in a turn
@@ -122,6 +123,7 @@ class Scorer:
     @classmethod
     def begin(cls, *args: Any) -> None:
         cls.here = cls(*args)
+        collect_seldom()  # as a worker that is ready
 
     @classmethod
     def ours(cls, seed: int, threads: int, known: float, *, together: bool) -> Stint:

@@ -1,20 +1,43 @@
 """Python's garbage collector in a process that is ready for work."""
 
 import gc
+import importlib
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from pipeline.imports import uncollected
 from pipeline.workers.loops import GARBAGE_AFTER, collect_seldom
 
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     before = gc.get_threshold()
+    gc.unfreeze()
     yield
     gc.set_threshold(*before)
     gc.unfreeze()
+
+
+def test_modules_that_come_later_are_searched_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "comes_late.py").write_text("objects = [[number] for number in range(1_000)]\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with uncollected():
+        pass
+    assert gc.get_freeze_count() == 0, "a command that ends soon freezes nothing"
+    collect_seldom()
+    frozen = gc.get_freeze_count()
+    with uncollected():
+        pass
+    assert gc.get_freeze_count() <= frozen, "objects of its work are garbage later"
+    with uncollected():
+        importlib.import_module("comes_late")
+    assert gc.get_freeze_count() >= frozen + 1_000
+    assert gc.isenabled()
 
 
 class _Node:
