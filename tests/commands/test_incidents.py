@@ -189,7 +189,6 @@ def test_what_is_not_there_is_one_sentence(verb: Verb, client: "redis.Redis", se
     new, _ = put(client, settings, *saga())
     for words, says in [
         (["nothing"], "there is no incident 'nothing'; `logweir incidents` lists them"),
-        ([""], "there is no incident ''"),
         (["--since", "soon"], "--since 'soon' is neither a span nor a time; write 90s"),
         ([new, "--open"], "one incident is shown whole"),
     ]:

@@ -257,7 +257,7 @@ def test_a_live_model_whose_files_break_is_replaced_by_the_one_before_and_status
         (["models", "promote"], 2, ("needs a version",)),
         (["models", "rollback", "--model", "nobody"], 2, ("no version before", "nobody", "promote")),
         (["watch", "remove", "nosuch"], 2, ("'nosuch'", "watch list")),
-        (["watch", "add", ""], 2, ("''", "prod/shop/*")),
+        (["watch", "add", "a\tb"], 2, (r"'a\tb'", "prod/shop/*")),
         (["watch", "list", "shop"], 2, ("'shop'", "takes no workload")),
     ],
 )
