@@ -239,8 +239,9 @@ def train(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-wait", action="store_true", help="ask for it and return")
     parser.add_argument("--list", action="store_true", help="show trainings that wait, run or ran")
+    # False is "the one that runs": an empty name is refused, as of a shell variable without a value.
     parser.add_argument(
-        "--cancel", nargs="?", const="", metavar="TRAINING", help="stop this one, or the one that runs"
+        "--cancel", nargs="?", const=False, metavar="TRAINING", help="stop this one, or the one that runs"
     )
 
 

@@ -200,7 +200,7 @@ def _cancel(args: argparse.Namespace, settings: "Settings") -> int:
     from pipeline.service.access.audit import user_of_machine
     from pipeline.service.trainings import cancel_training
 
-    request_id, answer = cancel_training(connect(settings), settings, args.cancel, by=user_of_machine())
+    request_id, answer = cancel_training(connect(settings), settings, args.cancel or "", by=user_of_machine())
     if args.json:
         print_json({"request_id": request_id, "answer": answer})
     else:

@@ -30,7 +30,8 @@ def test_a_mistyped_word_is_answered_with_the_nearest_and_the_usage_of_its_verb(
 
 
 @pytest.mark.parametrize(
-    "line", ["run {}", "run a.log --out {}", "send a.log --workload {}", "gpu run --memory {}"]
+    "line",
+    ["run {}", "run a.log --out {}", "send a.log --workload {}", "gpu run --memory {}", "train --cancel {}"],
 )
 def test_an_empty_value_is_refused(capsys: pytest.CaptureFixture[str], line: str) -> None:
     """`logweir send "$FILE"` without a value would send the current folder."""
@@ -52,6 +53,7 @@ def test_an_empty_argument_of_another_program_is_its_own() -> None:
 def test_what_was_right_is_taken_as_before() -> None:
     args = parser().parse_args(["run", "a.log", "--limit", "3"])
     assert (args.files, args.limit) == (["a.log"], 3)
+    assert parser().parse_args(["train", "--cancel"]).cancel is False
     assert parser().parse_args(["gpu", "run", "--", "python", "--lmit"]).program[-1] == "--lmit"
 
 
