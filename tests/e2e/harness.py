@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -100,11 +101,20 @@ def nothing_left(mark: str, *, within_s: float = 20.0) -> None:
         time.sleep(0.1)
 
 
+# Commands that run beside a test.
+_started: Final = weakref.WeakSet[subprocess.Popen[bytes]]()
+
+
 def end(mark: str) -> None:
     """Kill what is left of a test that failed."""
-    for process in marked(mark):
+    left = marked(mark)
+    for process in left:
         with contextlib.suppress(psutil.Error):
             process.kill()
+    # One that nobody waited for is a warning, which would fail the test that runs when it is collected.
+    for command in _started:
+        if command.pid in {process.pid for process in left}:
+            command.wait(10)
 
 
 # For `logweir run`: worker processes, however small the input.
@@ -182,7 +192,7 @@ class Command:
         """The same in the background; output goes to files `out` and `err` in the directory of the
         command."""
         with (self.cwd / "out").open("wb") as out, (self.cwd / "err").open("wb") as err:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [*self.program, *map(str, args)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -190,6 +200,8 @@ class Command:
                 env=environment(self.mark, {**self.extra, **env}),
                 cwd=self.cwd,
             )
+        _started.add(process)
+        return process
 
 
 def _text(written: bytes) -> str:

@@ -1,6 +1,7 @@
 """Topics of a broker on TCP into a real ledger: every record once, whatever is killed or removed."""
 
 import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
@@ -40,8 +41,9 @@ def broker() -> Iterator[KafkaBroker]:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A name of this test alone."""
-    return request.node.name[:80].replace("[", "-").replace("]", "")
+    """A name of this try of this test alone."""
+    name = request.node.name[:80].replace("[", "-").replace("]", "")
+    return f"{name}-{uuid.uuid4().hex[:8]}"
 
 
 class Readers:
