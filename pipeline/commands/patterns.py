@@ -40,8 +40,8 @@ def main(args: argparse.Namespace) -> int:
 def _table(found: Sequence[PatternCount], *, narrow: bool) -> Table:
     """A narrow terminal gets half as many bars: a template needs the room."""
     table = Table(
-        "lines", "before", Column("trend", no_wrap=True), Column("first, last (UTC)", max_width=11), "pattern",
-        box=None, pad_edge=False,
+        "lines", "before", Column("trend", no_wrap=True), Column("first, last (UTC)", max_width=11),
+        "pattern", box=None, pad_edge=False,
     )  # fmt: skip
     for one in found:
         trend = [sum(one.trend[n : n + 2]) for n in range(0, len(one.trend), 2)] if narrow else one.trend

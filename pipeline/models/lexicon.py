@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.models.tokenizer import READ_CHARS, Ints, LineTokenizer, RaggedRows, head_and_tail
+from pipeline.models.tokenizer import Ints, LineTokenizer, RaggedRows, head_and_tail
 
 # Cached words and pieces: about 30 MiB. Past that the cache is cleared; an LRU costs more than it saves.
 _WORDS_MOST: Final = 100_000
@@ -105,7 +105,7 @@ class Lexicon:
 
     def encode(self, lines: Sequence[str]) -> EncodedLines:
         """The lines in order."""
-        texts = [(line if len(line) <= READ_CHARS else head_and_tail(line)).split() for line in lines]
+        texts = [head_and_tail(line).split() for line in lines]
         words = list(chain.from_iterable(texts))
         with self._lock:
             if len(self._number) > _WORDS_MOST or len(self._pieces.flat) > _PIECES_MOST:

@@ -115,7 +115,8 @@ def connect(settings: Settings, *, timeout_s: float = 10) -> "redis.Redis":
     """A client for the ledger, with short time-outs and without repetitions. Raises BadSetting."""
     if settings.redis.url is None:
         raise BadSetting(
-            f"no logweir stack runs on {settings.data.dir}; start it with `logweir up`, or set REDIS_URL or --data-dir"
+            f"no logweir stack runs on {settings.data.dir}; start it with `logweir up`, or set REDIS_URL or "
+            "--data-dir"
         )
     pool = open_pool(settings.redis.url, timeout_s=timeout_s, connect_s=min(5, timeout_s), check_every_s=10)
     return redis.Redis.from_pool(pool)

@@ -291,7 +291,8 @@ class ParquetSink:
         if tag is None and held is not None and held[1] is not None:
             self._held = held  # the next question finds the same
             raise StoreUnavailable(
-                f"the results in {self.objects.url} were there before, and are gone; mount their folder, or restore them"
+                f"the results in {self.objects.url} were there before, and are gone; mount their folder, or "
+                "restore them"
             )
         return found
 

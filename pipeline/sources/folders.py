@@ -18,8 +18,8 @@ from pipeline.units import plural
 PACKED_ENDINGS: Final = (".gz", ".zst", ".xz", ".bz2", ".lzma")
 # Folders of version control that do not begin with a dot.
 _VERSIONS: Final = frozenset({"CVS", "RCS", "SCCS", "_darcs"})
-# What `logweir run` wrote, and a data directory of a stack. Their results are no logs, and one holds a key.
-_OWN: Final = (frozenset({".logweir"}), frozenset({"lock", "store.json"}))
+# Entries of a folder that `logweir run` wrote, and of a data directory. Results are no logs; one has a key.
+_LOGWEIR_MARKS: Final = (frozenset({".logweir"}), frozenset({"lock", "store.json"}))
 NAMED: Final = 2  # names in a sentence about skipped files
 
 _DATE: Final = r"(?:19|20)\d\d(?:-?)(?:0[1-9]|1[0-2])(?:-?)(?:0[1-9]|[12]\d|3[01])"
@@ -157,7 +157,7 @@ def walk(folder: Path, wanted: Filter, skipped: Skipped) -> Iterator[tuple[Path,
             skipped.add(str(here))
             continue
         names = {entry.name for entry in entries}
-        if prefix and any(own <= names for own in _OWN):
+        if prefix and any(marks <= names for marks in _LOGWEIR_MARKS):
             continue
         below: list[tuple[Path, str]] = []
         for entry in entries:

@@ -15,9 +15,8 @@ from pipeline.records.schema import pack_frame, unpack_frame
 
 # Up to so many rows, columns as msgpack are packed in a tenth of the time of an Arrow stream, and not larger.
 FEW_ROWS: Final = 256
-_COLUMNS: Final = (
-    b"C"  # begins such a table; Arrow streams begin with 0xFF, files of a build before with ARROW1
-)
+# Begins such a table. Arrow streams begin with 0xFF, files of a build before with ARROW1.
+_COLUMNS: Final = b"C"
 _FRAME_BYTES: Final = 64 << 20
 # A list of each type, as msgspec checks it.
 _LISTS: Final[Mapping[Any, Any]] = {

@@ -128,7 +128,8 @@ def test_another_machine_sees_a_silence_at_once_and_its_end(world: World) -> Non
 
 def test_silences_have_bounds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     for how, words in (
-        ({"lasts": "91d"}, "at most 90d"), ({"lasts": "soon"}, "is no length"), ({"lasts": "0s"}, "is no length"),
+        ({"lasts": "91d"}, "at most 90d"), ({"lasts": "soon"}, "is no length of a silence"),
+        ({"lasts": "0s"}, "is no length of a silence"),
         ({"lasts": "9" * 30 + "d"}, "is no length of a silence"), ({"why": "  "}, "needs a reason"),
         ({"why": "a\x1b[31m"}, "needs a reason"), ({"why": "x" * 501}, "needs a reason"),
         ({"template": "web"}, "is no template"), ({"service": "a/b"}, "has a slash"),

@@ -64,7 +64,8 @@ def _anomalous(row: int, values: tuple[Any, ...]) -> dict[str, Any]:
     of, template, at, timed, lines, score, level, reason = values
     return {
         "of": of, "template_id": template,
-        "timestamp": None if at is None else datetime.fromtimestamp(at, UTC), "timed": timed, "lines": lines, "score": score, "level": level,
+        "timestamp": None if at is None else datetime.fromtimestamp(at, UTC), "timed": timed,
+        "lines": lines, "score": score, "level": level,
         "reasons": None if reason is None else [reason], "line": row, "anomalous": row % 4 > 0,
         "message": None if row % 3 else f"m{row}", "raw": f"raw {row}", "source": "s",
     }  # fmt: skip

@@ -1025,15 +1025,23 @@ def test_while_lines_are_on_their_way_minutes_of_old_logs_get_one_round_of_a_cal
     assert not rounds[-1].behind
 
 
-def test_while_batches_wait_to_be_stored_watching_ends_after_a_round_and_rests(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def one_a_round(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, *, waiting: int
+) -> tuple[World, Context]:
+    """The task takes one observation a round; so many wait."""
     world, context = World(settings), Context(make_app(settings), settings)
     world.leases.release(world.lease)
     monkeypatch.setattr(module, "MAX_OBSERVATIONS", 1)
     context.watcher.max_observations = 1
-    for _ in range(4):
+    for _ in range(waiting):
         world.stored(*GOOD)
+    return world, context
+
+
+def test_while_batches_wait_to_be_stored_watching_ends_after_a_round_and_rests(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, context = one_a_round(settings, monkeypatch, waiting=4)
     waiting = world.accept(1)
     claim = world.ledger.claim(waiting, Stage.INGEST, "w")
     assert isinstance(claim, Claim)
@@ -1050,12 +1058,7 @@ def test_while_batches_wait_to_be_stored_watching_ends_after_a_round_and_rests(
 def test_a_flood_of_lines_gets_the_processor_first_and_no_observation_is_lost(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world, context = World(settings), Context(make_app(settings), settings)
-    world.leases.release(world.lease)
-    monkeypatch.setattr(module, "MAX_OBSERVATIONS", 1)
-    context.watcher.max_observations = 1
-    for _ in range(6):
-        world.stored(*GOOD)
+    world, context = one_a_round(settings, monkeypatch, waiting=6)
     world.client.hset(world.keys.counts, "batches", FLOOD)
     rotation = context.watcher.rotation
     assert task.watch_stored(context) is False

@@ -6,8 +6,8 @@
 `sessions`  findings in its sessions and rates, by the p-values of their distinct causes (Fisher). Findings
             about numbers count only where its own time is not known
 `flagged`   its distinct flagged templates, by their p-values (Fisher)
-`time`      time that it needed itself beyond what is usual, by all that it usually needs, where lines say
-            durations and traces
+`time`      its own time above the usual, as a share of all its usual time, where lines say durations and
+            traces
 
 All but the last two grow with the logarithm of what they count: a loud unit does not win by loudness alone.
 """
