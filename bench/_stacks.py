@@ -86,8 +86,8 @@ def watched(settings: Settings) -> Iterator[Seen]:
         done.set()
         for thread in threads:
             thread.join()
-        for name, spent in _spent_s(roots).items():
-            seen.cpu_s[name] = spent - before[name]
+        for name, spent in _spent_s(roots_of(settings)).items():  # with what was started meanwhile
+            seen.cpu_s[name] = spent - before.get(name, 0.0)
         seen.cpu_s["send"] = sum(sender.values())
 
 

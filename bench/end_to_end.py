@@ -52,7 +52,10 @@ def options(parser: argparse._ArgumentGroup) -> None:
         "--rounds", type=int, default=ROUNDS, help=f"rounds, of which the median counts (default {ROUNDS})"
     )
     parser.add_argument(
-        "--ingest", type=int, default=1, help="ingest processes of the stack (default 1, as shipped)"
+        "--ingest",
+        type=int,
+        default=0,
+        help="ingest processes of the stack (default 0, as shipped: as needed)",
     )
     parser.add_argument(
         "--set",
@@ -93,7 +96,7 @@ def measure(data: Path, args: argparse.Namespace) -> dict[str, Any]:
     theirs = median(r.drain3_lines_per_s for r in rounds)
     ratios = [r.lines / r.stored_s / r.drain3_lines_per_s for r in rounds]
     cpu: dict[str, float] = {}
-    for name in rounds[0].cpu_s:
+    for name in dict.fromkeys(name for r in rounds for name in r.cpu_s):
         cpu[name] = round(median(r.cpu_s.get(name, 0.0) for r in rounds) / rounds[0].lines * 1e6, 2)
     return {
         "lines": rounds[0].lines,

@@ -235,7 +235,14 @@ class DrainSettings(Group, frozen=True, rename=lambda name: f"drain_{name}"):
 class StackSettings(Group, frozen=True):
     """The processes of the embedded stack."""
 
-    ingest_processes: Annotated[int, says("ingest workers of the embedded stack", 1, 64)] = 1
+    ingest_processes: Annotated[
+        int,
+        says(
+            "ingest workers of the embedded stack; 0: one, and more while batches wait and a core is idle",
+            0,
+            64,
+        ),
+    ] = 0
     infer_processes: Annotated[int, says("CPU scoring workers of the embedded stack", 1, 64)] = 1
     store_processes: Annotated[int, says("store workers of the embedded stack", 1, 64)] = 1
     reader_processes: Annotated[

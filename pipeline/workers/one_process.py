@@ -100,7 +100,7 @@ class OneProcess(Stack):
     """A stack without worker processes: started, asked and stopped as one."""
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__(settings.replace(gpu_agent=False))
+        super().__init__(settings.replace(gpu_agent=False, ingest_processes=1))
         self._submit: LocalSubmit | None = None
         self._thread: threading.Thread | None = None
         self._torch: threading.Thread | None = None

@@ -44,6 +44,7 @@ QUICK = {
     "LOGWEIR_METRICS": "no",  # test_metrics.py starts it
     "LOGWEIR_INTAKE": "",  # test_intake.py starts it
     "LOGWEIR_API": "",  # tests/workers/api has one of its own
+    "LOGWEIR_INGEST_PROCESSES": "1",  # workers/test_more_ingest.py lets it grow
     "LOGWEIR_READER_PROCESSES": "0",  # test_workers.py and test_backfill.py start some
     "OMP_NUM_THREADS": "2",
     "POLARS_MAX_THREADS": "2",

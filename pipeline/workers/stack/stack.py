@@ -48,6 +48,7 @@ from pipeline.workers.stack.child import STOP_S, Child, Rule, end, last_line
 from pipeline.workers.stack.data_dir import lock, outlive, write_state
 from pipeline.workers.stack.intake_sockets import IntakeSockets
 from pipeline.workers.stack.limits import check_files
+from pipeline.workers.stack.more_ingest import MOST, MoreIngest, OldestBatch
 from pipeline.workers.stack.private_redis import PrivateRedis
 from pipeline.workers.stack.restarts import Crashes, Restarts
 from pipeline.workers.stack.sidecars import Sidecars
@@ -101,6 +102,7 @@ class Stack:
         self.children: list[Child[Restarts]] = []
         self.sidecars = Sidecars(self.settings.data.dir / "logs", self._popen)
         self.gpu: list[Child[Crashes]] = []  # not vital either: without them the CPU does it all
+        self.more_ingest: MoreIngest | None = None  # where the number of processes is not set
         self.ready_s = 0.0
         self.stop_s = STOP_S  # how long processes may take to end, before they are killed
         self._with_gpu = False
@@ -127,7 +129,8 @@ class Stack:
             importlib.import_module(package)  # a missing extra is said here, not in a log
         if self._with_flower:
             flower_process.check_login(self.settings.stack.flower_address, self.settings.stack.flower_auth)
-        check_files(len(self._roles(gpu=False)))
+        elastic = not self.settings.stack.ingest_processes
+        check_files(len(self._roles(gpu=False)) + (MOST - 1 if elastic else 0))
         self._lock = lock(self.settings.data.dir)
         try:
             if self._with_flower:
@@ -151,6 +154,9 @@ class Stack:
             raise
         self.ready_s = time.monotonic() - began
         self._start_gpu()  # the stack is ready without them
+        if elastic:
+            oldest = OldestBatch(connect(self.settings, timeout_s=ASK_S), self.settings)
+            self.more_ingest = MoreIngest(oldest, lambda name: self._spawn("ingest", name, Crashes()))
         self.sidecars.show()
         self._write_state()
         return self
@@ -169,7 +175,7 @@ class Stack:
 
     def _roles(self, *, gpu: bool) -> list[tuple[str, str]]:
         wanted = self.settings
-        ingest = [("ingest", f"ingest-{n}") for n in range(1, wanted.stack.ingest_processes + 1)]
+        ingest = [("ingest", f"ingest-{n}") for n in range(1, max(1, wanted.stack.ingest_processes) + 1)]
         others = [
             *_several("infer-cpu", wanted.stack.infer_processes),
             *(
@@ -226,7 +232,8 @@ class Stack:
 
     @property
     def _workers(self) -> list[Child[Restarts] | Child[Crashes]]:
-        return [*self.children, *self.gpu]
+        more = self.more_ingest.children if self.more_ingest is not None else []
+        return [*self.children, *more, *self.gpu]
 
     def _start_gpu(self) -> None:
         """The agent of this machine's GPUs, a process that scores for each, and those that are asked for."""
@@ -320,7 +327,10 @@ class Stack:
         for child in self.children:
             self._check_child(child)
         self._check_gpu()
-        if self.sidecars.check():
+        changed = self.sidecars.check()
+        if self.more_ingest is not None:
+            changed = self.more_ingest.check() or changed
+        if changed:
             self._note_state()
 
     def _check_child(self, child: Child[Restarts]) -> None:
@@ -382,7 +392,10 @@ class Stack:
     def stop(self) -> None:
         """End every child: a warm shutdown first, then by force; Redis last, so that steps can be
         committed."""
-        end([*(c.process for c in self._workers), *self.sidecars.processes], within_s=self.stop_s)
+        ending = self.more_ingest.ending if self.more_ingest is not None else []
+        workers = [c.process for c in self._workers]
+        end([*workers, *ending, *self.sidecars.processes], within_s=self.stop_s)
+        self.more_ingest = None
         self.children = []
         self.gpu = []
         self.sidecars.close()
