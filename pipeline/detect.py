@@ -10,6 +10,7 @@ module for a model or the template tree.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +21,16 @@ from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.models.evidence import Evidence
 from pipeline.models.severity import severity_words
 from pipeline.records.batch import digest, file_key
-from pipeline.records.columns import FEW_ROWS, gathered, lists_of_text, parted, stacked
+from pipeline.records.columns import (
+    Parts,
+    any_of_each,
+    chosen,
+    gathered,
+    heights_of,
+    lists_of_text,
+    numbers_of,
+    stacked,
+)
 from pipeline.records.delivery import Meta
 from pipeline.records.levels import ERROR_LEVELS
 from pipeline.records.schema import RAW_SCHEMA, RESULT_SCHEMA, UTC_US
@@ -55,6 +65,7 @@ WORK_SCHEMA: Final[dict[str, Any]] = {
 _OF_RECORD: Final = ("key", "pattern_id", "masked", "severe", "level")  # the first record of a key has these
 _EVIDENCE: Final = ("surprisal", "words", "unseen", "tokens", "severity", "novelty", "prior")
 _VERDICT: Final = ("template_id", "score", "anomalous", "p_value", "reasons")
+FEW_JOINED: Final = 2_048  # Records below which a dict costs less than a query that joins or groups them.
 
 
 def prepare(records: pl.DataFrame, meta: Meta, masks: MaskSet) -> pl.DataFrame:
@@ -63,19 +74,23 @@ def prepare(records: pl.DataFrame, meta: Meta, masks: MaskSet) -> pl.DataFrame:
 
 
 def prepare_all(
-    batches: Sequence[tuple[pl.DataFrame, Meta]], masks: MaskSet, works: Sequence[pl.DataFrame | None] = ()
-) -> list[pl.DataFrame]:
+    records: Sequence[pl.DataFrame],
+    metas: Sequence[Meta],
+    masks: MaskSet,
+    works: Sequence[pl.DataFrame | None] = (),
+) -> Sequence[pl.DataFrame]:
     """`prepare` for many batches in one pass.
 
     `works`: the work of a batch at stage store, else None. Its `rows` tell the key of each record, so those
     records are not masked again, and lack `masked`; they are where `rows` does not name each of them once."""
-    parsed = _parsed_all(batches)
-    works = works or [None] * len(batches)
+    parsed = _parsed_all(records, metas)
+    if not any(work is not None for work in works):
+        return Parts(_with_keys(stacked(parsed), masks), heights_of(parsed))
     found = [
         None if work is None else _with_keys_of(rows, work) for rows, work in zip(parsed, works, strict=True)
     ]
     new = [rows for rows, keyed_rows in zip(parsed, found, strict=True) if keyed_rows is None]
-    prepared = iter(parted(_with_keys(stacked(new), masks), [rows.height for rows in new]) if new else ())
+    prepared = iter(Parts(_with_keys(stacked(new), masks), heights_of(new)) if new else ())
     return [next(prepared) if keyed_rows is None else keyed_rows for keyed_rows in found]
 
 
@@ -101,50 +116,69 @@ def _with_keys_of(parsed: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame | No
     return parsed.with_columns(found.drop("rows").get_columns())
 
 
-def _parsed_all(batches: Sequence[tuple[pl.DataFrame, Meta]]) -> list[pl.DataFrame]:
+def _parsed_all(records: Sequence[pl.DataFrame], metas: Sequence[Meta]) -> Sequence[pl.DataFrame]:
     """Batches of one zone that arrived within an hour are parsed together.
 
     The time of arrival completes a time without a year, and no hour changes that. Tables and declared formats
     are not tried in one order everywhere, so each list of these has a pass of its own. So have records with
     messages, which have nothing to parse."""
+    heights = heights_of(records)
+    messages = gathered(records, ["message"])["message"]
+    unparsed = any_of_each(messages.is_null().to_numpy(), heights)
     groups: dict[object, list[int]] = {}
-    for place, (records, meta) in enumerate(batches):
-        hour = meta.arrived.replace(minute=0, second=0, microsecond=0)
-        if not _is_unparsed(records):
-            group: object = (False, meta.zone, hour)
-        elif not meta.formats:
-            group = place  # its own formats are looked for
-        elif formats.are_ordered(meta.formats):
-            group = (True, meta.zone, hour)
-        else:
-            group = (meta.formats, meta.zone, hour)
-        groups.setdefault(group, []).append(place)
+    known: dict[tuple[int, bool], object] = {}  # by the identity of a meta, which parts of a batch share
+    for place, (meta, is_unparsed) in enumerate(zip(metas, unparsed, strict=True)):
+        group = known.get((id(meta), is_unparsed))
+        if group is None:
+            group = _parsed_with(meta) if is_unparsed else (False, meta.zone, _hour(meta))
+            if group is not None:
+                known[id(meta), is_unparsed] = group
+        # None: its own formats are looked for
+        groups.setdefault(place if group is None else group, []).append(place)
+    if len(groups) == 1:
+        return _parsed_together(records, metas) if len(records) > 1 else [_parsed(records[0], metas[0])]
     parsed: dict[int, pl.DataFrame] = {}
     for places in groups.values():
-        several = [batches[place] for place in places]
-        rows = [_parsed(*several[0])] if len(several) == 1 else _parsed_together(several)
-        parsed |= zip(places, rows, strict=True)
-    return [parsed[place] for place in range(len(batches))]
+        several = chosen(records, places)
+        if len(places) == 1:
+            parsed[places[0]] = _parsed(several[0], metas[places[0]])
+        else:
+            rows = _parsed_together(several, [metas[place] for place in places])
+            parsed |= zip(places, rows, strict=True)
+    return [parsed[place] for place in range(len(records))]
 
 
-def _parsed_together(batches: Sequence[tuple[pl.DataFrame, Meta]]) -> list[pl.DataFrame]:
-    frames = [records for records, _ in batches]
-    records = stacked(frames)
-    # A line without a time takes that of the line before it: within its source, and within its batch.
-    numbers = _numbers(frames)
-    batch = pl.Series(numbers).cast(pl.String)
-    marked = records.with_columns(
-        pl.concat_str(batch, pl.col("source").fill_null(""), separator=" ").alias("source")
-    )
-    metas = [meta for _, meta in batches]
+def _parsed_with(meta: Meta) -> object:
+    """A name for the batches that this one is parsed with; None if it is parsed alone."""
+    if not meta.formats:
+        return None
+    return (True if formats.are_ordered(meta.formats) else meta.formats, meta.zone, _hour(meta))
+
+
+def _hour(meta: Meta) -> datetime:
+    return meta.arrived.replace(minute=0, second=0, microsecond=0)
+
+
+def _parsed_together(frames: Sequence[pl.DataFrame], metas: Sequence[Meta]) -> Sequence[pl.DataFrame]:
+    records, heights = stacked(frames), heights_of(frames)
+    numbers = numbers_of(heights)
+    marked = records
+    if records["timestamp"].null_count():
+        # A line without a time takes that of the line before it: within its source, and within its batch.
+        batch = pl.Series(numbers).cast(pl.String)
+        marked = records.with_columns(
+            pl.concat_str(batch, pl.col("source").fill_null(""), separator=" ").alias("source")
+        )
     newest = max(meta.arrived for meta in metas)
-    places = {names: place for place, names in enumerate(dict.fromkeys(meta.formats for meta in metas))}
-    which = np.array([places[meta.formats] for meta in metas])[numbers]
+    places: dict[tuple[str, ...], int] = {}
+    which = np.array([places.setdefault(meta.formats, len(places)) for meta in metas])[numbers]
     parsed = formats.parse_each(marked, list(places), which, arrived=newest, zone=metas[0].zone)
-    arrived = pl.Series([meta.arrived for meta in metas], dtype=UTC_US)[numbers]
     late = records["timestamp"].is_null() & ~parsed["timed"]
-    times = arrived.zip_with(late, parsed["timestamp"]).alias("timestamp")
-    return list(parted(parsed.with_columns(records["source"], times), [frame.height for frame in frames]))
+    columns = [records["source"]]
+    if late.any():
+        arrived = pl.Series([meta.arrived for meta in metas], dtype=UTC_US)[numbers]
+        columns.append(arrived.zip_with(late, parsed["timestamp"]).alias("timestamp"))
+    return Parts(parsed.with_columns(columns), heights)
 
 
 def _parsed(records: pl.DataFrame, meta: Meta) -> pl.DataFrame:
@@ -172,37 +206,74 @@ def _unanswered(few: pl.DataFrame, versions: pl.Series) -> pl.DataFrame:
     return pl.DataFrame([filled.get(one.name, one.new_from_index(0, few.height)) for one in blank])
 
 
-def distinct_all(batches: Sequence[pl.DataFrame], versions: Sequence[str]) -> list[pl.DataFrame]:
+def distinct_all(batches: Sequence[pl.DataFrame], versions: Sequence[str]) -> Sequence[pl.DataFrame]:
     """`distinct` for many batches in one pass."""
     if len(batches) == 1:
         return [distinct(batches[0], versions[0])]
-    few = (
-        gathered(batches, _OF_RECORD)
-        .with_columns(pl.Series("batch", _numbers(batches)))
-        .unique(["batch", "key"], keep="first", maintain_order=True)
-    )
-    works = _unanswered(few, pl.Series("version", versions, dtype=pl.String)[few["batch"]])
-    return list(parted(works, np.bincount(few["batch"].to_numpy(), minlength=len(batches)).tolist()))
+    heights = heights_of(batches)
+    records = gathered(batches, _OF_RECORD)
+    if records.height < FEW_JOINED:
+        first: dict[tuple[int, int], int] = {}
+        keys = zip(numbers_of(heights).tolist(), records["key"].to_list(), strict=True)
+        for row, pair in enumerate(keys):
+            first.setdefault(pair, row)
+        few = records[list(first.values())]
+        which = np.array([number for number, _ in first])
+    else:
+        found = records.with_columns(pl.Series("batch", numbers_of(heights)))
+        found = found.unique(["batch", "key"], keep="first", maintain_order=True)
+        few, which = found, found["batch"].to_numpy()
+    works = _unanswered(few, pl.Series("version", versions, dtype=pl.String)[which])
+    return Parts(works, np.bincount(which, minlength=len(batches)).tolist())
 
 
 def answer_all(
     works: Sequence[pl.DataFrame], lookup: Callable[[str, list[int]], Mapping[int, Verdict]]
-) -> list[pl.DataFrame]:
+) -> Sequence[pl.DataFrame]:
     """`answer` for many batches: `lookup` is asked once for each version."""
+    versions = work_versions(works)
+    several = dict.fromkeys(versions)
+    if len(several) == 1:
+        return Parts(_answered(stacked(works), versions[0], lookup), heights_of(works))
     answered: dict[int, pl.DataFrame] = {}
-    versions = [str(work["version"][0]) for work in works]
-    for version in dict.fromkeys(versions):
+    for version in several:
         places = [place for place, one in enumerate(versions) if one == version]
-        together = stacked([works[place] for place in places])
-        keys = list(dict.fromkeys(together["key"].to_list()))
-        parts = parted(answer(together, lookup(version, keys)), [works[place].height for place in places])
+        some = chosen(works, places)
+        parts = Parts(_answered(stacked(some), version, lookup), heights_of(some))
         answered |= zip(places, parts, strict=True)
     return [answered[place] for place in range(len(works))]
 
 
-def _numbers(batches: Sequence[pl.DataFrame]) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-    """The number of its batch for each row."""
-    return np.repeat(np.arange(len(batches)), [rows.height for rows in batches])
+def unknown_in_each(works: Sequence[pl.DataFrame]) -> list[int]:
+    """The rows of each that have no verdict yet."""
+    return _nulls_in_each(works, "template_id")
+
+
+def unscored_in_each(rows: Sequence[pl.DataFrame]) -> list[bool]:
+    """Whether some record of each, RESULT_SCHEMA, has no score."""
+    return [count > 0 for count in _nulls_in_each(rows, "score")]
+
+
+def _nulls_in_each(parts: Sequence[pl.DataFrame], name: str) -> list[int]:
+    heights = heights_of(parts)
+    column = gathered(parts, [name])[name]
+    if not column.null_count():
+        return [0] * len(heights)
+    places = numbers_of(heights)[column.is_null().to_numpy()]
+    return [int(count) for count in np.bincount(places, minlength=len(heights))]
+
+
+def work_versions(works: Sequence[pl.DataFrame]) -> list[str]:
+    """The model version of each."""
+    if isinstance(works, Parts):
+        return [str(version) for version in works.whole["version"][works.starts].to_list()]
+    return [str(work["version"][0]) for work in works]
+
+
+def _answered(
+    work: pl.DataFrame, version: str, lookup: Callable[[str, list[int]], Mapping[int, Verdict]]
+) -> pl.DataFrame:
+    return answer(work, lookup(version, list(dict.fromkeys(work["key"].to_list()))))
 
 
 def with_rows(work: pl.DataFrame, prepared: pl.DataFrame, names: tuple[str, ...] = ()) -> pl.DataFrame:
@@ -280,54 +351,74 @@ def result_rows(prepared: pl.DataFrame, work: pl.DataFrame, meta: Meta, workload
         pl.col("source").fill_null(meta.source),
         pl.lit(workload).alias("workload"),
     )
-    return _results(frame)
+    return _results(frame, pl.col("record_id"))
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A batch whose lines all have their verdict in `work`."""
+    """Batches whose lines all have their verdict in `works`."""
 
-    prepared: pl.DataFrame
-    work: pl.DataFrame
-    meta: Meta
-    workload: str
+    prepared: Sequence[pl.DataFrame]
+    works: Sequence[pl.DataFrame]
+    metas: Sequence[Meta]
+    workloads: Sequence[str]
+
+    def alone(self, place: int) -> pl.DataFrame:
+        """`result_rows` of one of them."""
+        return result_rows(self.prepared[place], self.works[place], self.metas[place], self.workloads[place])
+
+    def chosen(self, places: Sequence[int]) -> "Judged":
+        """Those at these places."""
+        prepared, works = chosen(self.prepared, places), chosen(self.works, places)
+        metas, workloads = [self.metas[one] for one in places], [self.workloads[one] for one in places]
+        return Judged(prepared, works, metas, workloads)
 
 
-def result_rows_all(batches: Sequence[Judged]) -> list[pl.DataFrame]:
+def result_rows_all(batches: Judged) -> Sequence[pl.DataFrame]:
     """`result_rows` for many batches in one pass."""
-    found: dict[int, pl.DataFrame] = {}
-    plain = [place for place, one in enumerate(batches) if not _is_pack(one.prepared)]
-    if len(plain) > 1:
-        several = [batches[place] for place in plain]
-        parts = parted(_results_together(several), [one.prepared.height for one in several])
-        found = dict(zip(plain, parts, strict=True))
-    for place, one in enumerate(batches):
-        if place not in found:
-            found[place] = result_rows(one.prepared, one.work, one.meta, one.workload)
-    return [found[place] for place in range(len(batches))]
+    heights = heights_of(batches.prepared)
+    named = gathered(batches.prepared, ["source"])["source"]
+    packs = any_of_each(named.is_not_null().to_numpy(), heights)
+    plain = [place for place, is_pack in enumerate(packs) if not is_pack]
+    if len(plain) < 2:
+        return [batches.alone(place) for place in range(len(heights))]
+    several = batches.chosen(plain)
+    parts = Parts(_results_together(several), heights_of(several.prepared))
+    if len(plain) == len(heights):
+        return parts
+    found = dict(zip(plain, parts, strict=True))
+    return [found[place] if place in found else batches.alone(place) for place in range(len(heights))]
 
 
-def _results_together(batches: Sequence[Judged]) -> pl.DataFrame:
-    numbers = _numbers([one.prepared for one in batches])
-    of = {
-        "source": [one.meta.source for one in batches],
-        "workload": [one.workload for one in batches],
-        "source_key": [one.meta.source_key for one in batches],
-        "suffix": [f".{digest(one.meta.batch_id)}." for one in batches],
-    }
-    columns = [pl.Series(name, values, dtype=pl.String)[numbers] for name, values in of.items()]
+def _results_together(batches: Judged) -> pl.DataFrame:
+    metas = batches.metas
+    numbers = numbers_of(heights_of(batches.prepared))
     needed = ["key", "pattern_id", *(name for name in RAW_SCHEMA if name != "source")]
-    prepared = gathered([one.prepared for one in batches], needed)
-    prepared = prepared.with_columns(pl.Series("batch", numbers), *columns)
-    works = gathered([one.work for one in batches], ["key", *_VERDICT, "version"])
-    of_work = _numbers([one.work for one in batches])
-    frame = _joined_in_python(prepared, numbers, works, of_work) if prepared.height < FEW_ROWS else None
+    prepared = gathered(batches.prepared, needed)
+    works = gathered(batches.works, ["key", *_VERDICT, "version"])
+    of_work = numbers_of(heights_of(batches.works))
+    frame = _joined_in_python(prepared, numbers, works, of_work) if prepared.height < FEW_JOINED else None
     if frame is None:
         works = works.with_columns(pl.Series("batch", of_work))
-        frame = prepared.join(works, on=["batch", "key"], how="left", maintain_order="left")
-    in_pieces = _in_pieces(frame, ["batch", "line"])
+        frame = prepared.with_columns(pl.Series("batch", numbers))
+        frame = frame.join(works, on=["batch", "key"], how="left", maintain_order="left").drop("batch")
+
+    def of_each(name: str, values: Sequence[str]) -> pl.Series:
+        return pl.Series(name, values, dtype=pl.String)[numbers]
+
+    added = [
+        of_each("source", [meta.source for meta in metas]),
+        of_each("workload", batches.workloads),
+        of_each("source_key", [meta.source_key for meta in metas]),
+    ]
+    in_pieces = _any_in_pieces(frame, numbers)
+    if in_pieces:
+        suffixes = {meta.batch_id: f".{digest(meta.batch_id)}." for meta in metas}
+        added.append(of_each("suffix", [suffixes[meta.batch_id] for meta in metas]))
+        added.append(pl.Series("batch", numbers))
+    frame = frame.hstack(added)
     ids = _ids(pl.col("source_key"), pl.col("suffix"), ["batch", "line"], in_pieces=in_pieces)
-    return _results(frame.with_columns(ids.alias("record_id")))
+    return _results(frame, ids)
 
 
 def _joined_in_python(
@@ -347,12 +438,18 @@ def _joined_in_python(
     return prepared.hstack(works.drop("key")[which])
 
 
-def _results(frame: pl.DataFrame) -> pl.DataFrame:
+def _results(frame: pl.DataFrame, ids: pl.Expr) -> pl.DataFrame:
+    """RESULT_SCHEMA of a frame with all columns but two. `ids`: the record ids."""
     version = pl.col("version")
-    frame = frame.with_columns(
-        pl.when(version == WARMING_VERSION).then(None).otherwise(version).alias("model_version")
+    made = frame.select(
+        ids.alias("record_id"),
+        pl.when(version == WARMING_VERSION).then(None).otherwise(version).alias("model_version"),
     )
-    return frame.select([pl.col(name).cast(dtype) for name, dtype in RESULT_SCHEMA.items()])
+    columns = []
+    for name, kind in RESULT_SCHEMA.items():
+        column = made[name] if name in made.columns else frame[name]
+        columns.append(column if column.dtype == kind else column.cast(kind))
+    return pl.DataFrame(columns)
 
 
 def _is_pack(records: pl.DataFrame) -> bool:
@@ -397,6 +494,17 @@ def _in_pieces(records: pl.DataFrame, place: list[str]) -> bool:
     return not records.select(pl.struct(place).is_unique().all()).item()
 
 
+def _any_in_pieces(records: pl.DataFrame, batches: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> bool:
+    """`_in_pieces` of several batches. `batches`: the number of the batch for each record."""
+    if records["lines"].min() == 0:
+        return True
+    line = records["line"].to_numpy()
+    if ((line[1:] > line[:-1]) | (batches[1:] != batches[:-1])).all():
+        return False
+    places = pl.DataFrame([pl.Series("batch", batches), records["line"]])
+    return not places.select(pl.struct("batch", "line").is_unique().all()).item()
+
+
 def _ids(key: pl.Expr, batch_suffix: pl.Expr, place: list[str], *, in_pieces: bool) -> pl.Expr:
     """`place`: the columns that tell a line."""
     if not in_pieces:  # windows take ten times as long
@@ -437,17 +545,17 @@ def judged_by_words(rows: pl.DataFrame, masks: MaskSet) -> pl.DataFrame:
 def outcomes_all(several: Sequence[pl.DataFrame]) -> list[dict[str, int]]:
     """Physical lines by outcome of each, for the counters of a commit. None of them is empty."""
     rows = gathered(several, ["lines", "anomalous", "template_id"])
-    heights = np.array([one.height for one in several])
+    heights = np.array(heights_of(several))
     starts = np.cumsum(heights) - heights
     lines = rows["lines"].to_numpy().astype(np.int64)
     anomalous = pl.col("anomalous")
-    chosen = rows.select(
+    flags = rows.select(
         anomalous.fill_null(value=False).alias("anomalous"),
         (~anomalous.fill_null(value=True)).alias("normal"),
         anomalous.is_null().alias("warming"),
         (pl.col("template_id") == UNCLASSIFIED).fill_null(value=False).alias("unclassified"),
     )
     sums = {
-        some.name: np.add.reduceat(lines * some.to_numpy(), starts).tolist() for some in chosen.get_columns()
+        some.name: np.add.reduceat(lines * some.to_numpy(), starts).tolist() for some in flags.get_columns()
     }
     return [{name: counts[number] for name, counts in sums.items()} for number in range(len(several))]

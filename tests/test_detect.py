@@ -1,7 +1,6 @@
 """Records to verdicts as pure functions: every record once, in order, with an id of its own."""
 
 import itertools
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -101,9 +100,9 @@ def test_what_work_says_of_the_records_stands_for_their_masks() -> None:
     work = unpack_frame(pack_frame(detect.with_rows(detect.distinct(prepared, "m1"), prepared)))
     assert dict(work.schema) == WORK_SCHEMA
     blind = MaskSet.of([])  # would give every line a key of its own
-    assert detect.prepare_all([(records, META)], blind, [work])[0].equals(prepared.drop("masked"))
+    assert detect.prepare_all([records], [META], blind, [work])[0].equals(prepared.drop("masked"))
     work = detect.with_evidence(work, dict.fromkeys(work["pattern_id"].to_list(), Evidence(surprisal=1.0)))
-    assert detect.prepare_all([(records, META)], blind, [answered(work)])[0].equals(prepared.drop("masked"))
+    assert detect.prepare_all([records], [META], blind, [answered(work)])[0].equals(prepared.drop("masked"))
 
 
 @pytest.mark.parametrize("damage", ["no rows", "too few records", "a row twice"])
@@ -117,7 +116,7 @@ def test_records_are_masked_again_where_work_does_not_place_them_all(damage: str
         work = work.with_columns(
             pl.Series("rows", [[0, 1, 1]] + [[3]] * (work.height - 1), dtype=work.schema["rows"])
         )
-    assert detect.prepare_all([(records, META)], MASKS, [work])[0].equals(prepared)
+    assert detect.prepare_all([records], [META], MASKS, [work])[0].equals(prepared)
 
 
 # Answering
@@ -283,7 +282,7 @@ FORMATS = (
 def test_batches_prepared_together_are_as_each_alone(
     batches: "list[tuple[list[tuple[str, int]], tuple[str, ...], str, int, bool]]",
 ) -> None:
-    asked = []
+    asked, metas = [], []
     for number, (texts, names, zone, late, packed) in enumerate(batches):
         records = raw_frame([text.replace("{n}", str(n)) for text, n in texts])
         if packed:
@@ -292,17 +291,18 @@ def test_batches_prepared_together_are_as_each_alone(
             batch_id=f"b{number}", source="s", source_key="00aa", purpose=Purpose.SCORE,
             arrived=ARRIVED + timedelta(minutes=30 * late), formats=names, zone=zone,
         )  # fmt: skip
-        asked.append((records, meta))
-    together = detect.prepare_all(asked, MASKS)
-    alone = [detect.prepare(records, meta, MASKS) for records, meta in asked]
+        asked.append(records)
+        metas.append(meta)
+    together = detect.prepare_all(asked, metas, MASKS)
+    alone = [detect.prepare(*one, MASKS) for one in zip(asked, metas, strict=True)]
     for one, other in zip(together, alone, strict=True):
         assert one.equals(other)
     works = [
         detect.with_rows(detect.distinct(rows, "m1"), rows, meta.formats) if n % 2 else None
-        for n, (rows, (_, meta)) in enumerate(zip(alone, asked, strict=True))
+        for n, (rows, meta) in enumerate(zip(alone, metas, strict=True))
     ]
     assert [None if work is None else detect.formats_of(work) for work in works] == [
-        meta.formats if n % 2 else None for n, (_, meta) in enumerate(asked)
+        meta.formats if n % 2 else None for n, meta in enumerate(metas)
     ]
     versions = [("m1", "m2", WARMING_VERSION)[n % 3] for n in range(len(alone))]
     distinct = detect.distinct_all(alone, versions)
@@ -320,13 +320,10 @@ def test_batches_prepared_together_are_as_each_alone(
     assert sorted(asked_for) == sorted(set(versions))
     for one, other in zip(answered, distinct, strict=True):
         assert one.equals(detect.answer(other, known))
-    judged = [
-        detect.Judged(rows, one, meta, f"w{n % 2}")
-        for n, (rows, one, (_, meta)) in enumerate(zip(alone, answered, asked, strict=True))
-    ]
-    for one, rows in zip(judged, detect.result_rows_all(judged), strict=True):
-        assert rows.equals(detect.result_rows(one.prepared, one.work, one.meta, one.workload))
-    again = detect.prepare_all(asked, MASKS, works)
+    judged = detect.Judged(alone, answered, metas, [f"w{n % 2}" for n in range(len(alone))])
+    for number, rows in enumerate(detect.result_rows_all(judged)):
+        assert rows.equals(judged.alone(number))
+    again = detect.prepare_all(asked, metas, MASKS, works)
     for one, other, work in zip(again, alone, works, strict=True):
         assert one.equals(other if work is None else other.drop("masked").select(one.columns))
 
@@ -353,20 +350,22 @@ def test_the_pieces_of_one_long_line_have_different_ids() -> None:
 
 def test_pieces_have_the_same_ids_where_several_batches_are_joined() -> None:
     frames = [pieces(), raw_frame(["a", "b"]), pieces().slice(3), pieces()[[0, 0, 1]]]
-    judged = []
+    prepared, metas = [], []
     for number, records in enumerate(frames):
         meta = Meta(
             batch_id=f"b{number}", source="s", source_key="00aa", purpose=Purpose.SCORE, arrived=ARRIVED,
             formats=(), zone="UTC",
         )  # fmt: skip
-        rows = detect.prepare(records, meta, MASKS)
-        judged.append(detect.Judged(rows, detect.distinct(rows, "m1"), meta, f"w{number}"))
-    for one, rows in zip(judged, detect.result_rows_all(judged), strict=True):
-        assert rows.equals(detect.result_rows(one.prepared, one.work, one.meta, one.workload))
+        prepared.append(detect.prepare(records, meta, MASKS))
+        metas.append(meta)
+    works = [detect.distinct(rows, "m1") for rows in prepared]
+    judged = detect.Judged(prepared, works, metas, [f"w{number}" for number in range(len(frames))])
+    for number, rows in enumerate(detect.result_rows_all(judged)):
+        assert rows.equals(judged.alone(number))
     # A key without work is no error: its masks may have changed since.
-    judged[1] = replace(judged[1], work=judged[1].work.head(1))
-    for one, rows in zip(judged, detect.result_rows_all(judged), strict=True):
-        assert rows.equals(detect.result_rows(one.prepared, one.work, one.meta, one.workload))
+    works[1] = works[1].head(1)
+    for number, rows in enumerate(detect.result_rows_all(judged)):
+        assert rows.equals(judged.alone(number))
 
 
 def batch(batch_id: str, records: pl.DataFrame) -> Batch:

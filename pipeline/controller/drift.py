@@ -33,16 +33,15 @@ import numpy as np
 import polars as pl
 
 from pipeline.errors import BadPayload
-from pipeline.records.columns import gathered
+from pipeline.records.columns import any_of_each, gathered, heights_of, numbers_of
 from pipeline.records.verdict import Reason
 from pipeline.records.wire import Codec
 
 # One window: the share of a word that one line in a thousand has is known to a tenth.
 WINDOW_LINES: Final = 20_000
 BINS: Final = 10  # of the score, 0..1; deciles of the range, as is usual for a stability index
-COUNTERS: Final = (
-    "lines", "novel", "anomalous", "words", "unknown", *(f"bin{i}" for i in range(BINS)),
-)  # fmt: skip
+_BINS: Final = tuple(f"bin{i}" for i in range(BINS))
+COUNTERS: Final = ("lines", "novel", "anomalous", "words", "unknown", *_BINS)
 # Beyond so many standard errors of a difference, chance does not explain it. Lines come in bursts, so they
 # tell as much as a fifth of them would if they were independent; what bursts more than that is left to the
 # thresholds.
@@ -96,18 +95,18 @@ WINDOWS: Final = Codec(DriftWindow, version=1, what="a stored window of drift", 
 
 def measure(rows: pl.DataFrame, work: pl.DataFrame) -> dict[str, int]:
     """`measure_all` for one batch."""
-    return measure_all([(rows, work)])[0]
+    return measure_all([rows], [work])[0]
 
 
-def measure_all(batches: Sequence[tuple[pl.DataFrame, pl.DataFrame]]) -> list[dict[str, int]]:
+def measure_all(batches: Sequence[pl.DataFrame], works: Sequence[pl.DataFrame]) -> list[dict[str, int]]:
     """Counters of each committed batch, named as in COUNTERS; empty for one without verdicts (warming).
 
     A batch is its rows, RESULT_SCHEMA, and its work, WORK_SCHEMA of detect.py. Rows of the work that the
     cache answered have no `tokens`, so they are no scored words. A record counts as one line however many
     physical lines it spans, or one long stack trace would outweigh everything around it.
     """
-    rows = gathered([rows for rows, _ in batches], ["score", "reasons", "anomalous"])
-    batch = np.repeat(np.arange(len(batches)), [rows.height for rows, _ in batches])
+    rows = gathered(batches, ["score", "reasons", "anomalous"])
+    batch = numbers_of(heights_of(batches))
     if rows["score"].null_count():
         is_judged = rows["score"].is_not_null()
         batch, rows = batch[is_judged.to_numpy()], rows.filter(is_judged)
@@ -123,19 +122,19 @@ def measure_all(batches: Sequence[tuple[pl.DataFrame, pl.DataFrame]]) -> list[di
     novel = sums(judged["novel"])
     anomalous = sums(judged["anomalous"])
     found: list[dict[str, int]] = []
-    for number, (_, work) in enumerate(batches):
+    tokens = gathered(works, ["tokens"])["tokens"]
+    answered = any_of_each(tokens.is_not_null().to_numpy(), heights_of(works))
+    for number, has_tokens in enumerate(answered):
         if not lines[number]:
             found.append({})
             continue
         counts = {"lines": lines[number], "novel": novel[number], "anomalous": anomalous[number]}
-        counts |= _scored_words(work)
-        found.append(counts | {f"bin{i}": n for i, n in enumerate(bins[number])})
+        counts |= _scored_words(works[number]) if has_tokens else {"words": 0, "unknown": 0}
+        found.append(counts | dict(zip(_BINS, bins[number], strict=True)))
     return found
 
 
 def _scored_words(work: pl.DataFrame) -> dict[str, int]:
-    if work["tokens"].null_count() == work.height:
-        return {"words": 0, "unknown": 0}
     scored = work.filter(pl.col("tokens").is_not_null())
     return {"words": _words(scored["masked"]), "unknown": int(scored["unseen"].list.len().sum())}
 

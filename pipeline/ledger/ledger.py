@@ -368,7 +368,18 @@ class Ledger:
 
     def payload(self, batch_id: str) -> "pl.DataFrame | Pushed":
         """The records of an unfinished or dead batch, as they were accepted. Raises BadPayload, TooNew."""
-        blob = self.store.ask(self.client.get, self.keys.payload(batch_id))
+        return self._unpacked(batch_id, self.store.ask(self.client.get, self.keys.payload(batch_id)))
+
+    def payloads(self, batch_ids: Sequence[str]) -> "Iterator[pl.DataFrame | Pushed]":
+        """`payload` of each, read in one round trip and unpacked as the caller asks for it."""
+        pipe = self.client.pipeline(transaction=False)
+        for batch_id in batch_ids:
+            pipe.get(self.keys.payload(batch_id))
+        blobs = self.store.ask(pipe.execute) if batch_ids else []
+        for batch_id, blob in zip(batch_ids, blobs, strict=True):
+            yield self._unpacked(batch_id, blob)
+
+    def _unpacked(self, batch_id: str, blob: bytes | None) -> "pl.DataFrame | Pushed":
         if blob is None:
             raise BadPayload(f"the records of batch {batch_id} are not in Redis")
         records = unpack(blob, max_bytes=self._max_frame_bytes())

@@ -147,6 +147,10 @@ class Overlay:
             several.setdefault((mark.target.kind, mark.workload), {})[mark.target.number] = mark
         self._said = {about: _frame(about[0], found.values()) for about, found in several.items()}
 
+    def __bool__(self) -> bool:
+        """Whether there is a mark."""
+        return bool(self._said)
+
     def among(self, rows: pl.DataFrame, workload: str, now: datetime) -> pl.DataFrame:
         """`anomalous` and `reason` of the mark that counts for each of those rows (columns pattern_id,
         template_id), null where there is none."""

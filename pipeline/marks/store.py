@@ -142,6 +142,11 @@ class Marks:
         overlay, now = self._overlay()
         return lambda work, workload: overlay.over(work, workload, now)
 
+    def overlay_if_any(self) -> Callable[[pl.DataFrame, str], pl.DataFrame] | None:
+        """`overlay`, None where there is no mark at all."""
+        overlay, now = self._overlay()
+        return (lambda work, workload: overlay.over(work, workload, now)) if overlay else None
+
     def normal(self, template_ids: Iterable[int], workload: str) -> frozenset[int]:
         """The templates among these that are marked as normal now."""
         overlay, now = self._overlay()

@@ -1,10 +1,12 @@
 """Work on whole columns of text: over the threads that there are, and once for values that repeat."""
 
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, TypeVar
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeVar, overload
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 PARALLEL_ROWS: Final = 2048  # Below this a second thread costs more than it saves.
@@ -17,38 +19,78 @@ WORTH: Final = 0.9  # Share of distinct rows up to which finding them costs less
 Rows = TypeVar("Rows", pl.DataFrame, pl.Series)
 
 
-# A frame that was parted, and its parts, by the id of the first part. An entry ends with that part.
-_wholes: dict[int, tuple[pl.DataFrame, list["weakref.ref[pl.DataFrame]"]]] = {}
+class Parts(Sequence[Rows]):
+    """Parts of a frame or a column, one behind another. A part is cut when it is asked for.
+
+    A slice and its columns cost more than the work on the five rows in it. So steps of a pass over many small
+    batches work on `whole`, and cut no part. `stacked` and `gathered` of parts are of the whole."""
+
+    __slots__ = ("heights", "starts", "whole")
+
+    def __init__(self, whole: Rows, heights: Iterable[int]) -> None:
+        """`heights`: rows of each part; they add up to those of the whole."""
+        self.whole: Rows = whole
+        self.heights = list(heights)
+        *self.starts, end = itertools.accumulate(self.heights, initial=0)
+        if end != len(whole):
+            raise ValueError(f"the parts have {end} rows, the whole {len(whole)}")
+
+    def __len__(self) -> int:
+        return len(self.heights)
+
+    @overload
+    def __getitem__(self, place: int) -> Rows: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Rows]: ...
+    def __getitem__(self, place: int | slice) -> Rows | list[Rows]:
+        if isinstance(place, slice):
+            return [self[one] for one in range(len(self))[place]]
+        return self.whole.slice(self.starts[place], self.heights[place])
+
+    def chosen(self, places: Sequence[int]) -> "Parts[Rows]":
+        """The parts at these places, in this order."""
+        if len(places) == len(self) and all(map(operator.eq, places, itertools.count())):
+            return self
+        heights = [self.heights[place] for place in places]
+        offsets = np.array([self.starts[place] for place in places], dtype=np.int64)
+        before = np.cumsum(heights, dtype=np.int64) - heights
+        rows = np.arange(sum(heights)) + np.repeat(offsets - before, heights)
+        return Parts(self.whole[rows], heights)
 
 
-def parted(rows: Rows, heights: Iterable[int]) -> Iterator[Rows]:
-    """Parts of so many rows, one behind another: the inverse of a concatenation.
-
-    `stacked` and `gathered` know all parts of a frame again, as long as they are the same objects."""
-    parts, at = [], 0
-    for height in heights:
-        parts.append(rows.slice(at, height))
-        at += height
-    if isinstance(rows, pl.DataFrame) and len(parts) > 1 and at == rows.height:
-        key = id(parts[0])
-        _wholes[key] = (rows, [weakref.ref(part) for part in parts])
-        weakref.finalize(parts[0], _wholes.pop, key, None).atexit = False
-    return iter(parts)
+def heights_of(parts: Sequence[pl.DataFrame]) -> list[int]:
+    """The rows of each part."""
+    return parts.heights if isinstance(parts, Parts) else [part.height for part in parts]
 
 
-def _whole(frames: Sequence[pl.DataFrame]) -> pl.DataFrame | None:
-    """The frame that `parted` cut into exactly these."""
-    whole, parts = _wholes.get(id(frames[0]), (None, ())) if len(frames) > 1 else (None, ())
-    if len(parts) != len(frames) or any(
-        part() is not frame for part, frame in zip(parts, frames, strict=True)
-    ):
-        return None
-    return whole
+def numbers_of(heights: Sequence[int]) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    """The number of its part for each row."""
+    return np.repeat(np.arange(len(heights)), heights)
+
+
+def any_of_each(flags: "npt.NDArray[np.bool_]", heights: Sequence[int]) -> list[bool]:
+    """Whether some row of each part has the flag."""
+    counts = np.bincount(numbers_of(heights), weights=flags, minlength=len(heights))
+    return [bool(count) for count in counts.tolist()]
+
+
+def chosen(parts: Sequence[pl.DataFrame], places: Sequence[int]) -> Sequence[pl.DataFrame]:
+    """The parts at these places, in this order."""
+    return parts.chosen(places) if isinstance(parts, Parts) else [parts[place] for place in places]
+
+
+def joined(parts: Sequence[pl.DataFrame], begin: int, end: int) -> pl.DataFrame:
+    """The parts from the place `begin` up to `end`, one behind another."""
+    if isinstance(parts, Parts):
+        whole: pl.DataFrame = parts.whole
+        return whole.slice(parts.starts[begin], sum(parts.heights[begin:end]))
+    return stacked(parts[begin:end])
 
 
 def stacked(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """All frames, one behind another, in one chunk: a query of 38 chunks takes eight times as long."""
-    if (whole := _whole(frames)) is not None:
+    if isinstance(frames, Parts):
+        whole: pl.DataFrame = frames.whole
         return whole.rechunk()
     return frames[0] if len(frames) == 1 else pl.concat(frames, rechunk=True)
 
@@ -57,10 +99,9 @@ def gathered(frames: Sequence[pl.DataFrame], names: Sequence[str]) -> pl.DataFra
     """These columns of all frames, one behind another, each in one chunk.
 
     One query of them, where one for each frame costs more than all other work on small ones. Frames of 20
-    columns are not put together first: that takes as long as ten columns alone. A series of each column of
-    each of 200 frames takes a tenth of a pass of stage ingest, so parts of one frame are known again."""
-    if (whole := _whole(frames)) is not None:
-        return pl.DataFrame([whole.get_column(name).rechunk() for name in names])
+    columns are not put together first: that takes as long as ten columns alone."""
+    if isinstance(frames, Parts):
+        return pl.DataFrame([frames.whole.get_column(name).rechunk() for name in names])
     return pl.DataFrame(
         [pl.concat([frame.get_column(name) for frame in frames], rechunk=True) for name in names]
     )

@@ -1,17 +1,19 @@
 """Pushed lines and records to the columns of RAW_SCHEMA, framed as in a file."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 import numpy as np
 import polars as pl
 from cachetools import LRUCache
 
-from pipeline.records.columns import gathered, parted
-from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
-from pipeline.records.schema import UTC_US, with_missing_columns
+from pipeline.records.columns import Parts, any_of_each, gathered
+from pipeline.records.pushed import Pushed, PushedLines, PushedRecords, joined_records
+from pipeline.records.schema import RAW_SCHEMA, UTC_US, with_missing_columns
 from pipeline.sources.formats import detect
 from pipeline.sources.framing import DOCUMENTS, Framer, are_read_as_documents, are_records
 
@@ -70,36 +72,67 @@ def framed(
     return records, formats
 
 
-def framed_by_workload(
-    records: PushedRecords, trusted: KnownFormats
-) -> list[tuple[str, pl.DataFrame, tuple[str, ...]]]:
-    """The records of each workload in a batch of several, and the formats of their headers."""
-    places = records.rows_by_workload()
-    rows = _columns(records.take([row for several in places.values() for row in several]))
-    return _with_formats(list(places), list(parted(rows, map(len, places.values()))), trusted)
+@dataclass(frozen=True, slots=True)
+class FramedWorkloads:
+    """The records of each workload of some batches, and the formats of their headers.
+
+    The workloads of a batch follow each other; `batches` are the numbers of theirs."""
+
+    batches: Sequence[int]
+    workloads: Sequence[str]
+    records: Parts[pl.DataFrame]
+    formats: Sequence[tuple[str, ...]]
+
+
+def framed_by_workload(several: Sequence[PushedRecords], trusted: KnownFormats) -> FramedWorkloads:
+    """The records of batches of several workloads, framed together."""
+    batches: list[int] = []
+    workloads: list[str] = []
+    heights: list[int] = []
+    ordered = []
+    for number, records in enumerate(several):
+        places = records.rows_by_workload()
+        batches += [number] * len(places)
+        workloads += places
+        heights += map(len, places.values())
+        ordered.append(records.take(list(chain.from_iterable(places.values()))))
+    parts = Parts(_columns(joined_records(ordered)), heights)
+    return FramedWorkloads(batches, workloads, parts, _formats_of(workloads, parts, trusted))
 
 
 def framed_records(
     records: PushedRecords, workload: str, trusted: KnownFormats
 ) -> tuple[pl.DataFrame, tuple[str, ...]]:
     """The records of a batch of one workload, and the formats of their headers."""
-    ((_, rows, formats),) = _with_formats([workload], [_columns(records)], trusted)
+    rows = _columns(records)
+    (formats,) = _formats_of([workload], Parts(rows, [rows.height]), trusted)
     return rows, formats
 
 
-def _with_formats(
-    workloads: Sequence[str], parts: Sequence[pl.DataFrame], trusted: KnownFormats
-) -> list[tuple[str, pl.DataFrame, tuple[str, ...]]]:
-    """Each part with the formats that its workload is known to have, where it plainly has them."""
-    expected = [trusted.of(workload) for workload in workloads]
-    fit = _fitting(parts, expected)
-    found = []
-    for workload, part, formats, fits in zip(workloads, parts, expected, fit, strict=True):
-        if formats is not None and fits:
-            found.append((workload, part, formats))
-        else:
-            found.append((workload, part, _formats_in(part)))
-            trusted.tell(workload, found[-1][2])
+def _formats_of(
+    workloads: Sequence[str], parts: Parts[pl.DataFrame], trusted: KnownFormats
+) -> list[tuple[str, ...]]:
+    """The formats of each part: those that its workload is known to have, where it plainly has them.
+
+    A part tells them to later ones of its workload. So parts of one workload are looked at in turn."""
+    rounds: list[list[int]] = []
+    seen: Counter[str] = Counter()
+    for place, workload in enumerate(workloads):
+        if seen[workload] == len(rounds):
+            rounds.append([])
+        rounds[seen[workload]].append(place)
+        seen[workload] += 1
+    found: list[tuple[str, ...]] = [()] * len(workloads)
+    for places in rounds:
+        some = parts.chosen(places)
+        expected = [trusted.of(workloads[place]) for place in places]
+        fit = _fitting(some, expected)
+        for number, (place, formats, fits) in enumerate(zip(places, expected, fit, strict=True)):
+            if formats is not None and fits:
+                found[place] = formats
+            else:
+                found[place] = _formats_in(some[number])
+                trusted.tell(workloads[place], found[place])
     return found
 
 
@@ -109,7 +142,7 @@ def _formats_in(rows: pl.DataFrame) -> tuple[str, ...]:
     return detect(unparsed.head(_DETECTED_IN).to_list()) if unparsed.len() else ()
 
 
-def _fitting(parts: Sequence[pl.DataFrame], expected: Sequence[tuple[str, ...] | None]) -> list[bool]:
+def _fitting(parts: Parts[pl.DataFrame], expected: Sequence[tuple[str, ...] | None]) -> list[bool]:
     """Whether each unparsed record of a part is plainly one of the part's expected formats."""
     fit = [formats is not None for formats in expected]
     of_documents: list[int] = []
@@ -117,10 +150,11 @@ def _fitting(parts: Sequence[pl.DataFrame], expected: Sequence[tuple[str, ...] |
     for number, formats in enumerate(expected):
         if formats is not None:
             by_formats.setdefault(formats, []).append(number)
-            if are_read_as_documents(formats):
-                of_documents.append(number)
+    for formats, numbers in by_formats.items():
+        if are_read_as_documents(formats):
+            of_documents += numbers
     # The objects of a collector are alike, whatever lines they hold.
-    documents = set(_fitting_ones(parts, of_documents, DOCUMENTS))
+    documents = set(_fitting_ones(parts, sorted(of_documents), DOCUMENTS))
     for formats, numbers in by_formats.items():
         left = [number for number in numbers if number not in documents]
         fitting = set(_fitting_ones(parts, left, formats))
@@ -130,16 +164,17 @@ def _fitting(parts: Sequence[pl.DataFrame], expected: Sequence[tuple[str, ...] |
 
 
 def _fitting_ones(
-    parts: Sequence[pl.DataFrame], numbers: Sequence[int], formats: tuple[str, ...]
+    parts: Parts[pl.DataFrame], numbers: Sequence[int], formats: tuple[str, ...]
 ) -> Iterator[int]:
     """The numbers of the parts whose unparsed records are plainly of these formats."""
     if not numbers:
         return
-    some = gathered([parts[number] for number in numbers], ["raw", "message"])
+    texts = Parts(gathered(parts, ["raw", "message"]), parts.heights).chosen(numbers)
+    some = texts.whole
     fits = some["message"].is_not_null() | are_records(some["raw"], formats)
-    heights = [parts[number].height for number in numbers]
-    for number, answers in zip(numbers, parted(fits, heights), strict=True):
-        if answers.all():
+    misfits = any_of_each(~fits.to_numpy(), texts.heights)
+    for number, misfit in zip(numbers, misfits, strict=True):
+        if not misfit:
             yield number
 
 
@@ -160,39 +195,45 @@ def framed_alike(batches: Sequence[PushedLines], formats: tuple[str, ...]) -> li
         }
     )
     rows = with_missing_columns(rows)
-    parts = parted(rows, counts.tolist())
+    parts = Parts(rows, counts.tolist())
     return [part if fits else None for part, fits in zip(parts, fits_all, strict=True)]
 
 
 def _columns(records: PushedRecords) -> pl.DataFrame:
     message = pl.Series("message", records.messages, dtype=pl.String)
-    raw = (
-        pl.Series("raw", records.texts, dtype=pl.String) if records.raws is not None else message.alias("raw")
-    )
-    texts = zip(
-        ("level", "host", "process", "service"),
-        (records.levels, records.hosts, records.processes, records.services),
-        strict=True,
-    )
+    texts = records.texts
+    raw = message.alias("raw")
+    if records.raws is not None or message.null_count():
+        raw = pl.Series("raw", texts, dtype=pl.String)
     n = records.height
     timestamp, timed = _times(records)
-    columns = [
-        raw.fill_null(""),
-        pl.Series("line", records.places or range(1, n + 1), dtype=pl.UInt64),
-        (raw.str.count_matches("\n", literal=True) + 1).cast(pl.UInt32).alias("lines"),
-        timestamp,
-        timed,
-        *(pl.Series(name, values or [None] * n, dtype=pl.String) for name, values in texts),
-        message,
-    ]
-    return with_missing_columns(pl.DataFrame(columns))
+    filled = {
+        "raw": raw,
+        "line": pl.Series("line", records.places or range(1, n + 1), dtype=pl.UInt64),
+        "lines": pl.Series("lines", [text.count("\n") + 1 for text in texts], dtype=pl.UInt32),
+        "timestamp": timestamp,
+        "timed": timed,
+        "message": message,
+    }
+    others = (records.levels, records.hosts, records.processes, records.services)
+    for name, values in zip(("level", "host", "process", "service"), others, strict=True):
+        if values:
+            filled[name] = pl.Series(name, values, dtype=pl.String)
+    return pl.DataFrame([filled[name] if name in filled else _nulls(name, n) for name in RAW_SCHEMA])
+
+
+def _nulls(name: str, n: int) -> pl.Series:
+    """A column of RAW_SCHEMA without a value."""
+    return pl.Series(name, [None], dtype=RAW_SCHEMA[name]).new_from_index(0, n)
 
 
 def _times(records: PushedRecords) -> tuple[pl.Series, pl.Series]:
     """`timestamp` and `timed`, which is false where the time holds only if the text has none."""
     n = records.height
+    unknown = _nulls("timed", n)
+    if not records.timestamps and records.untimed is None:
+        return _nulls("timestamp", n), unknown
     given = pl.Series("timestamp", records.timestamps or [None] * n, dtype=pl.Int64)
-    unknown = pl.Series("timed", [None], dtype=pl.Boolean).new_from_index(0, n)
     if records.untimed is None:
         return given.cast(UTC_US), unknown
     others = pl.Series("timestamp", records.untimed, dtype=pl.Int64)

@@ -3,15 +3,16 @@
 A query of Polars costs as much for ten lines as for a thousand, so the batches of a group share each pass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import polars as pl
 
 from pipeline import detect
 from pipeline.errors import BadPayload
 from pipeline.logs import logger
-from pipeline.records.columns import gathered, parted
+from pipeline.records.columns import Parts, chosen, gathered, heights_of
 from pipeline.records.delivery import Claim, Meta
 from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
 from pipeline.sources.pushed import framed, framed_alike, framed_by_workload, framed_records
@@ -21,48 +22,54 @@ from pipeline.watching.sessions import keys as session_keys
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The records of one workload of a batch behind the front end."""
+    """The records of each workload of some batches behind the front end, in the order of the batches."""
 
-    claim: Claim  # that of the batch as one on these records, with the formats that framing found
-    records: pl.DataFrame  # RAW_SCHEMA with `pattern_id`, `severe` and `key`; with `masked` at ingest
-    sessions: pl.Series | None  # the session keys of each record; None where they could not be told
+    # Those of the batches as claims on the records of one workload, with the formats that framing found.
+    claims: Sequence[Claim]
+    records: Sequence[pl.DataFrame]  # RAW_SCHEMA with `pattern_id`, `severe`, `key`; with `masked` at ingest
+    sessions: Parts[pl.Series] | None  # the session keys of each record; None where they could not be told
+
+    def chosen(self, places: Sequence[int]) -> "Prepared":
+        """Those at these places."""
+        return Prepared(
+            [self.claims[place] for place in places],
+            chosen(self.records, places),
+            None if self.sessions is None else self.sessions.chosen(places),
+        )
 
 
 def prepared_batches(
     context: Context, claims: Sequence[Claim], works: Sequence[pl.DataFrame | None]
-) -> list[Prepared]:
+) -> Prepared:
     """The batches of these claims, one of several workloads as one of each. `works`: the work of each at
     stage store, None at ingest, which alone sees batches of several workloads.
 
     Raises what one of them raises, so a group that fails says nothing about most of its batches."""
-    read = _framed(context, claims, works)
+    members, records = _framed(context, claims, works)
     works_of = dict(zip((claim.batch_id for claim in claims), works, strict=True))
-    prepared = detect.prepare_all(
-        [(rows, claim.meta) for claim, rows in read],
-        context.masks,
-        [works_of[claim.batch_id] for claim, _ in read],
-    )
-    members = [claim for claim, _ in read]
-    sessions = _sessions(context, members, prepared)
-    return [
-        Prepared(claim, rows, keys) for claim, rows, keys in zip(members, prepared, sessions, strict=True)
-    ]
+    metas = [claim.meta for claim in members]
+    works = [works_of[claim.batch_id] for claim in members]
+    prepared = detect.prepare_all(records, metas, context.masks, works)
+    return Prepared(members, prepared, _sessions(context, members, prepared))
 
 
 def _framed(
     context: Context, claims: Sequence[Claim], works: Sequence[pl.DataFrame | None]
-) -> list[tuple[Claim, pl.DataFrame]]:
+) -> tuple[Sequence[Claim], Sequence[pl.DataFrame]]:
     """The records of each claim, with the formats of their headers in its description."""
+    payloads = context.ledger.payloads([claim.batch_id for claim in claims if not claim.rescore])
+    if all(claim.several for claim in claims):
+        return _by_workload(context, claims, payloads)
     found: dict[int, list[tuple[Claim, pl.DataFrame]]] = {}
     by_formats: dict[tuple[str, ...], list[tuple[int, PushedLines]]] = {}
     for place, (claim, work) in enumerate(zip(claims, works, strict=True)):
         if claim.rescore:
             found[place] = [(claim, _stored(context, claim))]
             continue
-        payload = context.ledger.payload(claim.batch_id)
         if claim.several:
-            found[place] = _by_workload(context, claim, payload)
+            found[place] = list(zip(*_by_workload(context, [claim], payloads), strict=True))
             continue
+        payload = next(payloads)
         earlier = None if work is None else detect.formats_of(work)
         if isinstance(payload, PushedLines) and earlier is None:
             current = context.formats.of(claim.workload)
@@ -78,23 +85,33 @@ def _framed(
                 found[place] = [_framed_alone(context, claim, payload, None)]
             else:
                 found[place] = [(_with_formats(claim, formats), records)]
-    return [one for place in range(len(claims)) for one in found[place]]
+    pairs = [pair for place in range(len(claims)) for pair in found[place]]
+    return [claim for claim, _ in pairs], [records for _, records in pairs]
 
 
 def _by_workload(
-    context: Context, claim: Claim, payload: pl.DataFrame | Pushed
-) -> list[tuple[Claim, pl.DataFrame]]:
-    """The records of each workload. Raises BadPayload."""
+    context: Context, claims: Sequence[Claim], payloads: Iterator[pl.DataFrame | Pushed]
+) -> tuple[list[Claim], Parts[pl.DataFrame]]:
+    """The records of each workload of these batches of several, the next of `payloads`. Raises BadPayload."""
+    several = [_named(claim, next(payloads)) for claim in claims]
+    rows = framed_by_workload(several, context.formats)
+    lines = np.add.reduceat(rows.records.whole["lines"].to_numpy().astype(np.int64), rows.records.starts)
+    members = []
+    metas: dict[tuple[int, tuple[str, ...]], Meta] = {}
+    columns = (rows.batches, rows.workloads, rows.formats, lines.tolist(), rows.records.heights)
+    for number, workload, formats, n_lines, height in zip(*columns, strict=True):
+        claim = claims[number]
+        if (meta := metas.get((number, formats))) is None:
+            meta = metas[number, formats] = replace(claim.meta, formats=formats)
+        members.append(claim.part(workload, lines=n_lines, records=height, meta=meta))
+    return members, rows.records
+
+
+def _named(claim: Claim, payload: pl.DataFrame | Pushed) -> PushedRecords:
+    """The payload of a batch of several workloads. Raises BadPayload."""
     if not isinstance(payload, PushedRecords) or payload.workloads is None:
         raise BadPayload(f"the records of batch {claim.batch_id} name no workloads")
-    found = []
-    metas: dict[tuple[str, ...], Meta] = {}
-    for workload, rows, formats in framed_by_workload(payload, context.formats):
-        if (meta := metas.get(formats)) is None:
-            meta = metas[formats] = replace(claim.meta, formats=formats)
-        lines = int(rows["lines"].sum())
-        found.append((claim.part(workload, lines=lines, records=rows.height, meta=meta), rows))
-    return found
+    return payload
 
 
 def _with_formats(claim: Claim, formats: tuple[str, ...]) -> Claim:
@@ -126,12 +143,12 @@ def _stored(context: Context, claim: Claim) -> pl.DataFrame:
 
 def _sessions(
     context: Context, claims: Sequence[Claim], prepared: Sequence[pl.DataFrame]
-) -> list[pl.Series | None]:
+) -> Parts[pl.Series] | None:
     """A fault here does not keep lines from the store."""
     try:
         keys = session_keys.find_keys(gathered(prepared, ["raw", "message"]), context.session_patterns)
     except (Exception, pl.exceptions.PanicException):  # noqa: BLE001 - good lines are no dead letter
         for claim in claims:
             logger(batch=claim.batch_id, workload=claim.workload).exception("batch.not_observed")
-        return [None] * len(prepared)
-    return list(parted(keys, [rows.height for rows in prepared]))
+        return None
+    return Parts(keys, heights_of(prepared))

@@ -18,7 +18,7 @@ from pipeline.ledger.renewal import ClaimRenewal
 from pipeline.messages.routing import QUEUE_CPU, TASK_INFER
 from pipeline.models.evidence import Evidence
 from pipeline.observe import counters as metrics
-from pipeline.records.columns import parted
+from pipeline.records.columns import Parts
 from pipeline.records.delivery import Claim, Stage
 from pipeline.tasks.context import Context
 from pipeline.tasks.grouping.merging import score_together
@@ -56,7 +56,7 @@ def answered(context: Context, version: str, works: list[pl.DataFrame]) -> list[
         lines = dict(zip(rows["pattern_id"].to_list(), rows["masked"].to_list(), strict=True))
         score = functools.partial(_score, context, version)
         work = detect.with_evidence(work, context.single_flight.evidence(version, lines, score))
-    return list(parted(work, [each.height for each in works]))
+    return list(Parts(work, [each.height for each in works]))
 
 
 def _score(context: Context, version: str, masked: list[str]) -> list[Evidence]:

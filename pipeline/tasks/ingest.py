@@ -1,7 +1,6 @@
 """Stage ingest: parse, mask, answer from the cache. When every line is known, this task is all there is."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -14,14 +13,15 @@ from pipeline.logs import logger
 from pipeline.messages.routing import QUEUE_INGEST, TASK_INGEST
 from pipeline.observe import counters as metrics
 from pipeline.records.batch import Purpose
+from pipeline.records.columns import chosen, heights_of, joined
 from pipeline.records.delivery import Claim, Stage, WorkloadEnd
 from pipeline.tasks import frontend
 from pipeline.tasks.context import Context
 from pipeline.tasks.frontend import Prepared
-from pipeline.tasks.grouping.group_commit import Found, Unstored, commit_together, committed_or_stage, joined
+from pipeline.tasks.grouping.group_commit import Found, Unstored, commit_together, committed_or_stage
 from pipeline.tasks.separate import separate_others
 from pipeline.tasks.step import perform_joint
-from pipeline.watching.observation import Observed, observe_all
+from pipeline.watching.observation import observe_all
 
 NAME: Final = TASK_INGEST
 
@@ -45,38 +45,39 @@ def _begin(context: Context, claims: Sequence[Claim]) -> Iterator[Found]:
     Of a batch of several workloads, those with unknown lines become batches of their own."""
     context.pace.began(sum(claim.records for claim in claims), len(claims))
     batches = frontend.prepared_batches(context, claims, [None] * len(claims))
-    versions = versions_for(context, [batch.claim for batch in batches])
-    works = detect.distinct_all([batch.records for batch in batches], versions)
+    versions = versions_for(context, batches.claims)
+    works = detect.distinct_all(batches.records, versions)
     works = detect.answer_all(works, context.verdicts.lookup)
-    judged: list[tuple[Prepared, pl.DataFrame]] = []
-    parts: dict[str, list[tuple[Prepared, pl.DataFrame]]] = {}
-    for batch, work in zip(batches, works, strict=True):
-        missed = work["template_id"].null_count()
-        metrics.lookups(work.height - missed, missed)
-        parts.setdefault(batch.claim.batch_id, []).append((batch, work))
+    heights = heights_of(works)
+    missed = detect.unknown_in_each(works)
+    metrics.lookups(sum(heights) - sum(missed), sum(missed))
+    judged: list[int] = []
+    places_of: dict[str, list[int]] = {}
+    for place, batch in enumerate(batches.claims):
+        places_of.setdefault(batch.batch_id, []).append(place)
     for claim in claims:
-        ended = [(batch, work) for batch, work in parts[claim.batch_id] if _ends_here(claim, work)]
+        places = places_of[claim.batch_id]
+        # Lines that wait for a model wait in a batch of their workload.
+        ended = [
+            place
+            for place in places
+            if not missed[place] and not (claim.several and versions[place] == WARMING_VERSION)
+        ]
         judged += ended
         if claim.several:
-            if len(ended) < len(parts[claim.batch_id]):
-                separate_others(context, claim, [batch.claim.workload for batch, _ in ended])
+            if len(ended) < len(places):
+                separate_others(context, claim, [batches.claims[place].workload for place in ended])
             if not ended:
                 yield claim, None
         elif not ended:
-            ((batch, work),) = parts[claim.batch_id]
-            then = Stage.DRAIN if work["version"][0] == WARMING_VERSION else Stage.INFER
+            (place,) = places
+            work, records = works[place], batches.records[place]
+            then = Stage.DRAIN if versions[place] == WARMING_VERSION else Stage.INFER
             context.ledger.advance(
-                claim, then, detect.with_rows(work, batch.records, batch.claim.meta.formats)
+                claim, then, detect.with_rows(work, records, batches.claims[place].meta.formats)
             )
             yield claim, then
-    yield from unstored(context, claims, judged)
-
-
-def _ends_here(claim: Claim, work: pl.DataFrame) -> bool:
-    """True if all lines have their verdict. Lines that wait for a model wait in a batch of their workload."""
-    if claim.several and work["version"][0] == WARMING_VERSION:
-        return False
-    return not work["template_id"].null_count()
+    yield from unstored(context, claims, batches.chosen(judged), chosen(works, judged))
 
 
 def versions_for(context: Context, claims: Sequence[Claim]) -> list[str]:
@@ -90,45 +91,66 @@ def versions_for(context: Context, claims: Sequence[Claim]) -> list[str]:
 
 
 def unstored(
-    context: Context, claims: Sequence[Claim], judged: Sequence[tuple[Prepared, pl.DataFrame]]
+    context: Context, claims: Sequence[Claim], judged: Prepared, works: Sequence[pl.DataFrame]
 ) -> Iterator[tuple[Claim, Unstored]]:
     """The results of batches whose lines are all answered, in the order of `claims`."""
-    if not judged:
+    members = judged.claims
+    if not members:
         return
-    marks = context.marks.overlay()
-    inputs = [detect.Judged(b.records, work, b.claim.meta, b.claim.workload) for b, work in judged]
+    inputs = detect.Judged(
+        judged.records, works, [claim.meta for claim in members], [claim.workload for claim in members]
+    )
     unmarked = detect.result_rows_all(inputs)
-    rows = []
-    for one, plain in zip(inputs, unmarked, strict=True):
-        work = marks(one.work, one.workload)
-        rows.append(plain if work is one.work else detect.result_rows_all([replace(one, work=work)])[0])
-    batches = [batch for batch, _ in judged]
+    rows = _marked(context, inputs, unmarked)
+    waiting = detect.unscored_in_each(rows)
+    versions = detect.work_versions(works)
     columns = zip(
-        batches,
-        [work for _, work in judged],
-        rows,
+        members,
+        versions,
+        waiting,
         detect.outcomes_all(rows),
-        drift.measure_all([(plain, work) for plain, (_, work) in zip(unmarked, judged, strict=True)]),
-        _observed([Observed(b.claim, r, b.sessions) for b, r in zip(batches, rows, strict=True)]),
+        drift.measure_all(unmarked, works),
+        _observed(members, rows, [None] * len(members) if judged.sessions is None else judged.sessions),
         strict=True,
     )
-    parts: dict[str, list[Unstored]] = {}
-    for batch, work, stored, outcomes, measured, observation in columns:
-        warming = bool(stored["score"].null_count()) and batch.claim.meta.purpose is Purpose.SCORE
+    ends: dict[str, list[WorkloadEnd]] = {}
+    warming: dict[str, bool] = {}
+    for claim, version, unscored, outcomes, measured, observation in columns:
+        scored = claim.meta.purpose is Purpose.SCORE
+        # The first model learnt from rescored lines: they would make its drift look too small.
+        drifts = scored and not unscored and not claim.rescore
         end = WorkloadEnd(
-            workload=batch.claim.workload,
-            lines=batch.claim.lines,
-            records=batch.claim.records,
-            outcomes=_counted(batch.claim, outcomes),
+            workload=claim.workload,
+            lines=claim.lines,
+            records=claim.records,
+            outcomes=_counted(claim, outcomes),
+            version=version if drifts else "",
+            measured=measured if drifts else {},
             observation=observation,
         )
-        # The first model learnt from rescored lines: they would make its drift look too small.
-        if batch.claim.meta.purpose is Purpose.SCORE and not warming and not batch.claim.rescore:
-            end = replace(end, version=str(work["version"][0]), measured=measured)
-        parts.setdefault(batch.claim.batch_id, []).append(Unstored(rows=stored, warming=warming, ends=(end,)))
+        ends.setdefault(claim.batch_id, []).append(end)
+        warming[claim.batch_id] = scored and unscored
+    at = 0
     for claim in claims:
-        if claim.batch_id in parts:
-            yield claim, joined(parts[claim.batch_id])
+        if found := ends.get(claim.batch_id):
+            stored = joined(rows, at, at + len(found))
+            # Of several workloads, those that wait for a model have left the batch.
+            waits = len(found) == 1 and warming[claim.batch_id]
+            yield claim, Unstored(rows=stored, warming=waits, ends=tuple(found))
+            at += len(found)
+
+
+def _marked(context: Context, judged: detect.Judged, rows: Sequence[pl.DataFrame]) -> Sequence[pl.DataFrame]:
+    """The result rows as people see them: marks are laid over them."""
+    marks = context.marks.overlay_if_any()
+    if marks is None:
+        return rows
+    found = list(rows)
+    for place, (work, workload) in enumerate(zip(judged.works, judged.workloads, strict=True)):
+        marked = marks(work, workload)
+        if marked is not work:
+            found[place] = detect.result_rows(judged.prepared[place], marked, judged.metas[place], workload)
+    return found
 
 
 def _counted(claim: Claim, outcomes: dict[str, int]) -> dict[str, int]:
@@ -141,14 +163,17 @@ def _counted(claim: Claim, outcomes: dict[str, int]) -> dict[str, int]:
     return outcomes
 
 
-def _observed(several: Sequence[Observed]) -> list[bytes]:
+def _observed(
+    claims: Sequence[Claim], rows: Sequence[pl.DataFrame], sessions: Sequence[pl.Series | None]
+) -> list[bytes]:
     """The observation of each for the watcher, b"" for none. A fault here does not keep lines from the
     store."""
     try:
-        return [b"" if found is None else found.pack() for found in observe_all(several)]
+        return [b"" if found is None else found.pack() for found in observe_all(claims, rows, sessions)]
     except (Exception, pl.exceptions.PanicException):  # noqa: BLE001 - good lines are no dead letter
-        if len(several) > 1:
-            return [_observed([one])[0] for one in several]
-        (claim,) = (one.claim for one in several)
+        if len(claims) > 1:
+            each = zip(claims, rows, sessions, strict=True)
+            return [_observed([claim], [some], [keys])[0] for claim, some, keys in each]
+        (claim,) = claims
         logger(batch=claim.batch_id, workload=claim.workload).exception("batch.not_observed")
         return [b""]

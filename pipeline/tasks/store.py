@@ -30,4 +30,4 @@ def _begin(context: Context, claims: Sequence[Claim]) -> Iterator[Found]:
     """The results of each batch."""
     works = [context.ledger.work(claim.batch_id) for claim in claims]
     batches = frontend.prepared_batches(context, claims, works)
-    yield from unstored(context, claims, list(zip(batches, works, strict=True)))
+    yield from unstored(context, claims, batches, works)

@@ -1,10 +1,12 @@
 """The anomalous templates of stored rows, as observations name them."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from pipeline.records.levels import ERROR_LEVELS, LEVELS
@@ -33,51 +35,57 @@ ANOMALIES: Final = Schema(
         "timed": pl.Boolean,  # false: no record has a time, and `first` and `last` are those of arrival
     }
 )
+Ints = npt.NDArray[np.int64]
 ANOMALY_COLUMNS: Final = (
     "timestamp", "timed", "line", "lines", "template_id", "anomalous", "score", "level", "reasons", "message",
     "raw", "source",
 )  # fmt: skip
 
 
-def anomaly_tables(numbered: pl.DataFrame) -> dict[int, ObservedTable]:
-    """ANOMALIES of each workload of rows with `of`, the number of the workload, and ANOMALY_COLUMNS.
+def anomaly_tables(found: pl.DataFrame, of: Ints) -> dict[int, ObservedTable]:
+    """ANOMALIES of each workload. `found`: ANOMALY_COLUMNS of anomalous records with a time, at least one.
+    `of`: the number of the workload of each.
 
     They are few, and a query that groups them waits some eighty times for a thread of Polars."""
-    anomalous = pl.col("anomalous").fill_null(value=False) & pl.col("timestamp").is_not_null()
-    found = numbered.filter(anomalous & (pl.col("lines") > 0))
-    if found.is_empty():
-        return {}
-    groups = _AnomalyGroups.of_rows(found)
-    of, scores = groups.of, groups.values["score"]
+    groups = _AnomalyGroups.of_rows(found, of)
+    scores = groups.values["score"]
     unscored_first = np.where(np.isnan(scores), np.inf, scores)
-    order = np.lexsort((-groups.values["n"], -unscored_first, of))
-    numbers, starts = np.unique(of[order], return_index=True)
-    tables: dict[int, ObservedTable] = {}
-    for number, begin, end in zip(numbers.tolist(), starts, [*starts[1:], of.size], strict=True):
-        tables[number] = groups.table(found, order[begin : min(end, begin + MAX_ANOMALIES)])
-    return tables
+    order = np.lexsort((-groups.values["n"], -unscored_first, groups.of))
+    numbers, starts, counts = np.unique(groups.of[order], return_index=True, return_counts=True)
+    if counts.max() > MAX_ANOMALIES:
+        order = order[np.arange(order.size) - np.repeat(starts, counts) < MAX_ANOMALIES]
+        counts = np.minimum(counts, MAX_ANOMALIES)
+    table = groups.table(found, order)
+    ends = np.cumsum(counts).tolist()
+    return {
+        number: table.slice(end - count, end)
+        for number, count, end in zip(numbers.tolist(), counts.tolist(), ends, strict=True)
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _AnomalyGroups:
     """The anomalous rows of each workload and template."""
 
-    of: "np.ndarray[tuple[int], np.dtype[np.int64]]"  # the workload's number
-    first: "np.ndarray[tuple[int], np.dtype[np.int64]]"  # its first row
-    values: dict[str, "np.ndarray[tuple[int], np.dtype[Any]]"]  # columns of ANOMALIES; `level` as its rank
+    of: Ints  # the workload's number
+    first: Ints  # its first row
+    values: dict[str, "npt.NDArray[Any]"]  # columns of ANOMALIES; `level` as its rank
 
     @classmethod
-    def of_rows(cls, found: pl.DataFrame) -> Self:
+    def of_rows(cls, found: pl.DataFrame, of: Ints) -> Self:
         ranks = {name: at for at, name in enumerate(LEVELS)}
         rank = np.array([ranks.get(level, -1) for level in found["level"].to_list()])
-        says = _RowReasons(found["reasons"])
-        severe = np.isin(rank, [ranks[level] for level in ERROR_LEVELS]) | says(Reason.ERROR_SEVERITY)
-        warned = (rank == ranks["warning"]) | says(Reason.MARKED)
-        at, timed = (
-            found["timestamp"].dt.epoch("ms").to_numpy(),
-            found["timed"].fill_null(value=True).to_numpy(),
+        has_error, is_marked, is_new = _with_reasons(
+            found["reasons"], (Reason.ERROR_SEVERITY, Reason.MARKED, Reason.NEW_TEMPLATE)
         )
-        of, template = found["of"].to_numpy(), found["template_id"].fill_null(UNCLASSIFIED).to_numpy()
+        severe = np.isin(rank, [ranks[level] for level in ERROR_LEVELS]) | has_error
+        warned = (rank == ranks["warning"]) | is_marked
+        columns = found.select(
+            pl.col("timestamp").dt.epoch("ms"),
+            pl.col("timed").fill_null(value=True),
+            pl.col("template_id").fill_null(UNCLASSIFIED),
+        )
+        at, timed, template = (one.to_numpy() for one in columns.get_columns())
         order = np.lexsort((found["line"].to_numpy(), at, template, of))
         changes = (np.diff(column[order], prepend=column[order[:1]] - 1) != 0 for column in (of, template))
         starts = np.flatnonzero(np.logical_or.reduce(list(changes)))
@@ -96,22 +104,18 @@ class _AnomalyGroups:
                 "score": np.fmax.reduceat(found["score"].to_numpy()[order], starts),
                 "level": np.maximum.reduceat(rank[order], starts),
                 "severity": np.maximum.reduceat(np.where(severe, 3, np.where(warned, 2, 1))[order], starts),
-                "new": np.logical_or.reduceat(says(Reason.NEW_TEMPLATE)[order], starts),
+                "new": np.logical_or.reduceat(is_new[order], starts),
                 "timed": any_timed,
             },
         )
 
-    def table(
-        self, found: pl.DataFrame, chosen: "np.ndarray[tuple[int], np.dtype[np.int64]]"
-    ) -> ObservedTable:
-        """ANOMALIES of these groups."""
-        columns: dict[str, list[Any]] = {name: one[chosen].tolist() for name, one in self.values.items()}
+    def table(self, found: pl.DataFrame, order: Ints) -> ObservedTable:
+        """ANOMALIES of these groups, in this order."""
+        columns: dict[str, list[Any]] = {name: one[order].tolist() for name, one in self.values.items()}
         columns["score"] = [None if math.isnan(score) else score for score in columns["score"]]
         columns["level"] = [None if rank < 0 else LEVELS[rank] for rank in columns["level"]]
-        of_first = {
-            name: found[name].gather(self.first[chosen]).to_list()
-            for name in ("message", "raw", "source", "line")
-        }
+        first = self.first[order]
+        of_first = {name: found[name][first].to_list() for name in ("message", "raw", "source", "line")}
         texts = zip(of_first["message"], of_first["raw"], strict=True)
         columns["text"] = [(raw or "" if text is None else text)[:TEXT_CHARS] for text, raw in texts]
         columns["raw"] = [None if raw is None else raw[:RAW_CHARS] for raw in of_first["raw"]]
@@ -119,16 +123,18 @@ class _AnomalyGroups:
         return ObservedTable(ANOMALIES, {name: columns[name] for name in ANOMALIES.types})
 
 
-class _RowReasons:
-    """The rows of a column of reasons that have one of them."""
-
-    def __init__(self, reasons: pl.Series) -> None:
-        counts = reasons.list.len().fill_null(0).to_numpy()
-        self._rows = np.repeat(np.arange(counts.size), counts)
-        self._reasons = reasons.filter(pl.Series(counts > 0)).explode()
-        self._height = counts.size
-
-    def __call__(self, name: Reason) -> "np.ndarray[tuple[int], np.dtype[np.bool]]":
-        found = np.zeros(self._height, dtype=np.bool_)
-        found[self._rows[self._reasons.str.starts_with(name.value).fill_null(value=False).to_numpy()]] = True
-        return found
+def _with_reasons(reasons: pl.Series, wanted: Sequence[Reason]) -> "list[npt.NDArray[np.bool_]]":
+    """The rows of a column of reasons that have each of these."""
+    counts = reasons.list.len().fill_null(0).to_numpy()
+    rows = np.repeat(np.arange(counts.size), counts)
+    each = reasons.filter(pl.Series(counts > 0)).explode().to_frame("reason")
+    hits = each.select(
+        pl.col("reason").str.starts_with(name.value).fill_null(value=False).alias(name.value)
+        for name in wanted
+    )
+    found = []
+    for hit in hits.get_columns():
+        flags = np.zeros(counts.size, dtype=np.bool_)
+        flags[rows[hit.to_numpy()]] = True
+        found.append(flags)
+    return found

@@ -7,20 +7,20 @@ may drop an observation, never a line.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from pipeline.errors import BadPayload
 from pipeline.records.batch import Purpose
-from pipeline.records.columns import gathered
+from pipeline.records.columns import Parts, gathered, heights_of, numbers_of
 from pipeline.records.delivery import Claim
-from pipeline.records.schema import is_timed
 from pipeline.records.verdict import UNCLASSIFIED
 from pipeline.records.wire import Codec
 from pipeline.watching.anomalies import ANOMALIES, ANOMALY_COLUMNS, anomaly_tables
@@ -47,11 +47,16 @@ EVENTS: Final = Schema(
 )
 
 
-_EVENT_COLUMNS: Final = ("timestamp", "timed", "line", "lines", "template_id")
+_EVENT_COLUMNS: Final = ("timestamp", "line", "template_id")
+_COLUMNS: Final = (*ANOMALY_COLUMNS, "model_version")  # of rows that observations tell of
 _NO_EVENTS: Final = EVENTS.empty()
 _NO_ANOMALIES: Final = ANOMALIES.empty()
 _NO_VALUES: Final = VALUES.empty()
 _SCHEMAS: Final = {"rates": RATES, "events": EVENTS, "anomalies": ANOMALIES, "values": VALUES}
+
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 
 class Lane(StrEnum):
@@ -106,10 +111,22 @@ class Observation:
         return self.rates.height + self.events.height + self.anomalies.height + self.values.height
 
     def pack(self) -> bytes:
-        fields = {name: getattr(self, name) for name in _ObservationWire.__struct_fields__}
-        for name in _SCHEMAS:
-            fields[name] = fields[name].pack()
-        return _OBSERVATIONS.pack(_ObservationWire(**fields))
+        return _OBSERVATIONS.pack(
+            _ObservationWire(
+                batch_id=self.batch_id,
+                workload=self.workload,
+                lane=self.lane,
+                purpose=self.purpose,
+                version=self.version,
+                source=self.source,
+                accepted_ms=self.accepted_ms,
+                newest_ms=self.newest_ms,
+                rates=self.rates.pack(),
+                events=self.events.pack(),
+                anomalies=self.anomalies.pack(),
+                values=self.values.pack(),
+            )
+        )
 
     @classmethod
     def unpack(cls, blob: bytes) -> "Observation":
@@ -119,58 +136,52 @@ class Observation:
         return cls(**(fields | tables))
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """The rows of one workload of a batch that is about to be committed.
-
-    `rows`: RESULT_SCHEMA; `sessions`: the session keys of each row (sessions/keys.py:find_keys)."""
-
-    claim: Claim
-    rows: pl.DataFrame
-    sessions: pl.Series | None
-
-
 def observe(claim: Claim, rows: pl.DataFrame, sessions: pl.Series | None) -> Observation | None:
     """`observe_all` for one workload."""
-    return observe_all([Observed(claim, rows, sessions)])[0]
+    return observe_all([claim], [rows], [sessions])[0]
 
 
-def observe_all(several: Sequence[Observed]) -> list[Observation | None]:
-    """The observations of workloads that are committed; None for one that would be empty.
+def observe_all(
+    claims: Sequence[Claim], rows: Sequence[pl.DataFrame], sessions: Sequence[pl.Series | None]
+) -> list[Observation | None]:
+    """The observations of workloads that are about to be committed; None for one that would be empty.
+
+    `rows`: RESULT_SCHEMA, those of each claim; `sessions`: the session keys of each row
+    (sessions/keys.py:find_keys), None where they are unknown.
 
     Lines are counted when they are first stored. Sessions consist of judged lines: lines from before the
     first model are observed once, with their verdicts, when they are scored. A query of Polars costs as much
     for ten rows as for a thousand, so that all share each pass over the columns."""
-    counted = _Counted.of_rows([one.rows for one in several])
-    first_time = [not one.claim.rescore for one in several]
-    rates = _rates(counted, first_time)
-    judged = [
-        number
-        for number, one in enumerate(several)
-        if counted.scored[number] and one.claim.meta.purpose is Purpose.SCORE
-    ]
-    with_anomalies = {n: several[n].rows for n in judged if counted.anomalous[n]}
-    anomalies = anomaly_tables(_numbered(with_anomalies, ANOMALY_COLUMNS)) if with_anomalies else {}
-    keyed = _with_keys([several[number].sessions for number in judged])
-    events = _events({n: several[n] for n, has_some in zip(judged, keyed, strict=True) if has_some})
-    values = _values(counted, [one.rows for one in several], first_time)
+    heights = heights_of(rows)
+    columns = gathered(rows, _COLUMNS)
+    counted = _Counted.of_rows(columns, heights)
+    first_time = np.array([not claim.rescore for claim in claims])[counted.of]
+    to_score = np.array([claim.meta.purpose is Purpose.SCORE for claim in claims])
+    judged = (counted.scored & to_score)[counted.of]
+    rates = _rates(counted, first_time, len(claims))
+    anomalies = _anomalies(columns, counted, judged)
+    events = _events(columns, counted, judged, sessions, heights)
+    values = _values(columns, counted, first_time)
+    versions = columns["model_version"][counted.starts].to_list()
+    each = zip(claims, versions, counted.scored.tolist(), counted.packed.tolist(), strict=True)
+    newest = (counted.newest_us // 1000).tolist()
     return [
         _observation(
-            one,
-            version=str(one.rows["model_version"][0]) if counted.scored[number] else "",
-            source="" if counted.packed[number] else one.claim.meta.source,
-            newest_ms=int(counted.newest_us[number]) // 1000,
+            claim,
+            version=str(version) if scored else "",
+            source="" if packed else claim.meta.source,
+            newest_ms=newest[number],
             rates=rates[number],
             events=events.get(number, _NO_EVENTS),
             anomalies=anomalies.get(number, _NO_ANOMALIES),
             values=values.get(number, _NO_VALUES),
         )
-        for number, one in enumerate(several)
+        for number, (claim, version, scored, packed) in enumerate(each)
     ]
 
 
 def _observation(
-    one: Observed,
+    claim: Claim,
     *,
     version: str,
     source: str,
@@ -180,7 +191,6 @@ def _observation(
     anomalies: ObservedTable,
     values: ObservedTable,
 ) -> Observation | None:
-    claim = one.claim
     if not (rates or events or anomalies):
         return None
     lane = Lane.BACKFILL if claim.backfill else Lane.FRESH
@@ -204,98 +214,96 @@ def _observation(
 class _Counted:
     """Columns of the rows of all workloads, and what they say of each workload."""
 
-    of: "np.ndarray[tuple[int], np.dtype[np.int64]]"  # the workload's number for each row
-    minute: "np.ndarray[tuple[int], np.dtype[np.int64]]"
-    slot: "np.ndarray[tuple[int], np.dtype[np.int64]]"
-    template: "np.ndarray[tuple[int], np.dtype[np.int64]]"
-    rated: "np.ndarray[tuple[int], np.dtype[np.bool]]"  # rows that count in rates
+    of: Ints  # the workload's number for each row
+    starts: Ints  # the first row of each workload
+    minute: Ints
+    slot: Ints
+    template: Ints
+    rated: Flags  # rows that count in rates
+    timed: Flags  # rows whose time is that of an event
+    anomalous: Flags  # rows with a time that are
     # Of each workload:
-    scored: "np.ndarray[tuple[int], np.dtype[np.bool]]"  # each row has a score
-    anomalous: "np.ndarray[tuple[int], np.dtype[np.bool]]"  # some row is
-    packed: "np.ndarray[tuple[int], np.dtype[np.bool]]"  # the rows come from several sources
-    newest_us: "np.ndarray[tuple[int], np.dtype[np.int64]]"  # of timed rows, 0 for none
+    scored: Flags  # each row has a score
+    packed: Flags  # the rows come from several sources
+    newest_us: Ints  # of timed rows, 0 for none
 
     @classmethod
-    def of_rows(cls, several: Sequence[pl.DataFrame]) -> "_Counted":
-        names = ["timestamp", "timed", "template_id", "lines", "anomalous", "score", "source"]
-        rows = gathered(several, names)
-        heights = np.array([one.height for one in several])
-        starts = np.cumsum(heights) - heights
-        of = np.repeat(np.arange(heights.size), heights)
+    def of_rows(cls, rows: pl.DataFrame, heights: Sequence[int]) -> "_Counted":
+        of = numbers_of(heights)
+        starts = np.cumsum(heights, dtype=np.int64) - np.array(heights, dtype=np.int64)
         at, source = pl.col("timestamp").to_physical(), pl.col("source")
-        columns = rows.with_columns(rows["source"][starts][of].alias("first")).select(
+        whole = at.is_not_null() & (pl.col("lines") > 0)
+        columns = rows.select(
             at.fill_null(0).alias("at"),
-            (pl.col("timed").fill_null(value=True) & at.is_not_null() & (pl.col("lines") > 0)).alias("timed"),
+            (pl.col("timed").fill_null(value=True) & whole).alias("timed"),
             pl.col("template_id").fill_null(UNCLASSIFIED).alias("template"),
             pl.col("score").is_not_null().alias("scored"),
-            pl.col("anomalous").fill_null(value=False),
-            (source != pl.col("first")).fill_null(value=False).alias("packed"),
+            (pl.col("anomalous").fill_null(value=False) & whole).alias("anomalous"),
+            (source != pl.lit(rows["source"][starts][of])).fill_null(value=False).alias("packed"),
         )
         at_us, timed, template, scored, anomalous, packed = (one.to_numpy() for one in columns.get_columns())
         return cls(
             of=of,
+            starts=starts,
             minute=at_us // 60_000_000,
             slot=at_us // (SLOT_S * 1_000_000),
             template=template,
             # A rate of arrival times is that of the reader.
             rated=timed & (template != UNCLASSIFIED),
+            timed=timed,
+            anomalous=anomalous,
             scored=np.logical_and.reduceat(scored, starts),
-            anomalous=np.logical_or.reduceat(anomalous, starts),
             packed=np.logical_or.reduceat(packed, starts),
             newest_us=np.maximum.reduceat(np.where(timed, at_us, 0), starts),
         )
 
 
-def _rates(counted: _Counted, first_time: Sequence[bool]) -> list[ObservedTable]:
+def _rates(counted: _Counted, first_time: Flags, workloads: int) -> list[ObservedTable]:
     """RATES by minute and template of each workload; none of rows that were stored before."""
-    wanted = counted.rated & np.array(first_time)[counted.of]
+    wanted = counted.rated & first_time
     of, minutes, ids = counted.of[wanted], counted.minute[wanted], counted.template[wanted]
     order = np.lexsort((ids, minutes, of))
     of, minutes, ids = of[order], minutes[order], ids[order]
     changes = (np.diff(column, prepend=column[:1] - 1) != 0 for column in (of, minutes, ids))
     starts = np.flatnonzero(np.logical_or.reduce(list(changes)))
     counts = np.diff(starts, append=of.size)
-    bounds = np.searchsorted(of[starts], np.arange(len(first_time) + 1))
+    bounds = np.searchsorted(of[starts], np.arange(workloads + 1))
     columns = {"minute": minutes[starts], "template_id": ids[starts], "n": counts}
     rates = ObservedTable(RATES, {name: values.tolist() for name, values in columns.items()})
     return [rates.slice(begin, end) for begin, end in itertools.pairwise(bounds.tolist())]
 
 
-def _values(
-    counted: _Counted, several: Sequence[pl.DataFrame], first_time: Sequence[bool]
-) -> dict[int, ObservedTable]:
+def _anomalies(rows: pl.DataFrame, counted: _Counted, judged: Flags) -> dict[int, ObservedTable]:
+    """ANOMALIES of each workload."""
+    found = np.flatnonzero(counted.anomalous & judged)
+    return anomaly_tables(rows[found], counted.of[found]) if found.size else {}
+
+
+def _values(rows: pl.DataFrame, counted: _Counted, first_time: Flags) -> dict[int, ObservedTable]:
     """VALUES of each workload; none of rows that were stored before."""
-    texts = gathered(several, ["raw", "message"])
-    sample = ValueSample(
-        counted.of, counted.slot, counted.template, counted.rated & np.array(first_time)[counted.of]
-    )
-    return sample.tables(lambda rows: value_texts(texts[rows]))
+    sample = ValueSample(counted.of, counted.slot, counted.template, counted.rated & first_time)
+    texts = rows.select("raw", "message")
+    return sample.tables(lambda chosen: value_texts(texts[chosen]))
 
 
-def _with_keys(several: Sequence[pl.Series | None]) -> list[bool]:
-    """Whether some record of each has a session key."""
-    known = [keys for keys in several if keys is not None]
-    heights = np.array([0 if keys is None else keys.len() for keys in several], dtype=np.int64)
-    if not heights.sum():
-        return [False] * len(several)
-    counts = pl.concat(known).list.len().fill_null(0).to_numpy()
-    of = np.repeat(np.arange(heights.size), heights)
-    return [bool(count) for count in np.bincount(of, weights=counts, minlength=heights.size)]
-
-
-def _events(several: Mapping[int, Observed]) -> dict[int, ObservedTable]:
+def _events(
+    rows: pl.DataFrame,
+    counted: _Counted,
+    judged: Flags,
+    sessions: Sequence[pl.Series | None],
+    heights: Sequence[int],
+) -> dict[int, ObservedTable]:
     """EVENTS of each workload."""
-    if not several:
+    # A session's begin, end and gaps are times of its records.
+    wanted = np.flatnonzero(counted.timed & judged)
+    keys = _keys(sessions, heights)
+    if not wanted.size or keys.null_count() == keys.len():
         return {}
-    wanted = (pl.col("lines") > 0) & pl.col("timestamp").is_not_null()
-    wanted &= is_timed()  # a session's begin, end and gaps are times of its records
     at = pl.col("timestamp").dt.epoch("ms").alias("at")
-    rows = _numbered({n: one.rows for n, one in several.items()}, _EVENT_COLUMNS)
-    sessions = pl.concat([one.sessions for one in several.values() if one.sessions is not None])
     found = (
-        rows.with_columns(sessions.alias("session"))
+        pl.DataFrame([*(rows[name][wanted] for name in _EVENT_COLUMNS), keys[wanted].alias("session")])
+        .with_columns(pl.Series("of", counted.of[wanted]))
         .lazy()
-        .filter(wanted)
         .select("of", "session", at, "line", "template_id")
         .explode("session")
         .drop_nulls("session")
@@ -304,11 +312,14 @@ def _events(several: Mapping[int, Observed]) -> dict[int, ObservedTable]:
     return _by_number(EVENTS, found, MAX_EVENTS)
 
 
-def _numbered(several: Mapping[int, pl.DataFrame], names: Sequence[str]) -> pl.DataFrame:
-    """These columns of all workloads, and `of`, the number of the workload."""
-    of = np.repeat(list(several), [rows.height for rows in several.values()])
-    rows = gathered(list(several.values()), names)
-    return rows.with_columns(pl.Series("of", of, dtype=pl.Int64))
+def _keys(sessions: Sequence[pl.Series | None], heights: Sequence[int]) -> pl.Series:
+    """The session keys of all rows; null where they are unknown."""
+    if isinstance(sessions, Parts):
+        whole: pl.Series = sessions.whole
+        return whole
+    unknown = pl.Series([None], dtype=pl.List(pl.String))
+    each = zip(sessions, heights, strict=True)
+    return pl.concat([unknown.new_from_index(0, height) if keys is None else keys for keys, height in each])
 
 
 def _by_number(schema: Schema, found: pl.DataFrame, most: int) -> dict[int, ObservedTable]:

@@ -24,10 +24,10 @@ POISON = textwrap.dedent(
     if "pipeline.workers.cpu" in sys.orig_argv and "ingest" in sys.orig_argv:
         from pipeline import detect
         prepare_all = detect.prepare_all
-        def fragile(batches, *rest):
-            if any(records["raw"].str.contains("POISON").any() for records, _ in batches):
+        def fragile(several, *rest):
+            if any(records["raw"].str.contains("POISON").any() for records in several):
                 raise ValueError("this parser cannot read that")
-            return prepare_all(batches, *rest)
+            return prepare_all(several, *rest)
         detect.prepare_all = fragile
     """
 )

@@ -23,13 +23,13 @@ SITE = textwrap.dedent(
     if "pipeline.workers.cpu" in sys.orig_argv and "ingest" in sys.orig_argv:
         from pipeline import detect
         prepare_all = detect.prepare_all
-        def fragile(batches, *rest):
-            text = " ".join(line for records, _ in batches for line in records["raw"].to_list())
+        def fragile(several, *rest):
+            text = " ".join(line for records in several for line in records["raw"].to_list())
             if "KILLER" in text:
                 os.kill(os.getpid(), 9)
             if "ENDLESS" in text:
                 time.sleep(3600)
-            return prepare_all(batches, *rest)
+            return prepare_all(several, *rest)
         detect.prepare_all = fragile
     """
 )

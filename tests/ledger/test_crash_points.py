@@ -2,7 +2,7 @@
 
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,10 +45,10 @@ def _quiet() -> None:
 def _poison_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     prepare_all = detect.prepare_all
 
-    def fails(batches: Any, *args: Any) -> list[pl.DataFrame]:
-        if any(POISON in records["raw"].to_list() for records, _ in batches):
+    def fails(several: Any, *args: Any) -> Sequence[pl.DataFrame]:
+        if any(POISON in records["raw"].to_list() for records in several):
             raise ValueError("it cannot be parsed")
-        return prepare_all(batches, *args)
+        return prepare_all(several, *args)
 
     monkeypatch.setattr(detect, "prepare_all", fails)
 

@@ -1,12 +1,9 @@
 """Frames that are cut into parts and put together again."""
 
-import gc
-
 import polars as pl
 import pytest
 
-from pipeline.records import columns
-from pipeline.records.columns import gathered, parted, stacked
+from pipeline.records.columns import Parts, any_of_each, chosen, gathered, heights_of, joined, stacked
 
 
 @pytest.fixture
@@ -17,35 +14,39 @@ def whole() -> pl.DataFrame:
 def test_the_parts_of_a_frame_are_put_together_without_a_copy(
     whole: pl.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts = list(parted(whole, [1, 0, 3, 2]))
+    parts = Parts(whole, [1, 0, 3, 2])
     monkeypatch.delattr(pl, "concat")
     assert gathered(parts, ["number", "text"]).equals(whole.select("number", "text"))
     assert stacked(parts).equals(whole)
+    assert joined(parts, 1, 3).equals(whole[1:4])
 
 
-@pytest.mark.parametrize("rows", [[1, 0, 2], [0, 1], [0, 1, 1], [2]])
-def test_other_frames_are_put_together_as_they_come(whole: pl.DataFrame, rows: list[int]) -> None:
-    parts = list(parted(whole, [1, 3, 2]))
-    frames = [parts[row] for row in rows]
-    assert stacked(frames).equals(pl.concat(frames))
-    assert gathered(frames, ["text"]).equals(pl.concat(frames).select("text"))
+@pytest.mark.parametrize("rows", [[1, 0, 2], [0, 1], [0, 1, 1], [2], [], [0, 1, 2]])
+def test_some_parts_are_as_the_frames_at_their_places(whole: pl.DataFrame, rows: list[int]) -> None:
+    parts = Parts(whole, [1, 3, 2])
+    frames = [whole[:1], whole[1:4], whole[4:]]
+    some, wanted = chosen(parts, rows), chosen(frames, rows)
+    assert len(some) == len(wanted) and heights_of(some) == heights_of(wanted)
+    assert all(one.equals(other) for one, other in zip(some, wanted, strict=True))
+    if rows:
+        assert stacked(some).equals(stacked(wanted))
+        assert gathered(some, ["text"]).equals(gathered(wanted, ["text"]))
+        assert joined(some, 0, len(rows)).equals(joined(wanted, 0, len(rows)))
 
 
-def test_a_part_that_was_changed_is_no_part(whole: pl.DataFrame) -> None:
-    parts = list(parted(whole, [2, 4]))
-    parts[1] = parts[1].with_columns(text=pl.lit("x"))
-    assert gathered(parts, ["text"])["text"].to_list() == ["a", "b", "x", "x", "x", "x"]
+def test_all_parts_in_their_order_are_the_parts_themselves(whole: pl.DataFrame) -> None:
+    parts = Parts(whole, [1, 3, 2])
+    assert parts.chosen([0, 1, 2]) is parts
+    assert [len(part) for part in parts[1:]] == [3, 2] and parts[-1].equals(whole[4:])
+    with pytest.raises(IndexError):
+        parts[3]
 
 
-def test_parts_of_a_part_of_a_frame_are_put_together_as_they_are(whole: pl.DataFrame) -> None:
-    assert stacked(list(parted(whole, [1, 2]))).height == 3
+def test_the_heights_of_parts_add_up(whole: pl.DataFrame) -> None:
+    with pytest.raises(ValueError, match="have 3 rows, the whole 6"):
+        Parts(whole, [1, 2])
 
 
-def test_a_frame_is_forgotten_with_its_first_part(whole: pl.DataFrame) -> None:
-    gc.collect()
-    before = len(columns._wholes)
-    parts = list(parted(whole, [1, 5]))
-    assert len(columns._wholes) == before + 1
-    del parts[0]
-    gc.collect()
-    assert len(columns._wholes) == before
+def test_a_part_has_what_some_row_of_it_has(whole: pl.DataFrame) -> None:
+    flags = (whole["number"] == 2).to_numpy()
+    assert any_of_each(flags, [1, 0, 3, 2]) == [False, False, True, False]

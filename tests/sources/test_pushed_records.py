@@ -79,7 +79,8 @@ def test_the_records_of_several_workloads_have_the_formats_that_each_would_have_
     for texts in (around, around, changed, around):
         names = [name for name in texts for _ in range(3)]
         several = PushedRecords([None] * len(names), raws=[texts[name] for name in names], workloads=names)
-        for workload, rows, found in framed_by_workload(several, together):
+        framed = framed_by_workload([several], together)
+        for workload, rows, found in zip(framed.workloads, framed.records, framed.formats, strict=True):
             one = PushedRecords([None] * 3, raws=[texts[workload]] * 3)
             assert found == framed_records(one, workload, alone)[1], workload
             assert rows["raw"].to_list() == [texts[workload]] * 3
@@ -92,6 +93,6 @@ def test_no_formats_are_looked_for_in_records_that_have_their_messages(
     masks = MaskSet.load()
     alone = [detect.prepare(rows, META, masks) for rows in batches]
     monkeypatch.setattr(formats, "detect", lambda lines: pytest.fail(f"looked at {lines}"))
-    together = detect.prepare_all([(rows, META) for rows in batches], masks)
+    together = detect.prepare_all(batches, [META] * len(batches), masks)
     for one, other in zip(alone, together, strict=True):
         assert one.equals(other.select(one.columns))

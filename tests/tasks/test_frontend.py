@@ -4,7 +4,6 @@ other."""
 import time
 from typing import Any
 
-import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -201,6 +200,5 @@ def test_the_store_step_frames_as_the_ingest_step_did(context: Context) -> None:
     perform(context, Stage.DRAIN, "b0", drain.step)
     claim = context.ledger.claim("b0", Stage.STORE, "me")
     assert isinstance(claim, Claim)
-    (prepared,) = frontend.prepared_batches(context, [claim], [context.ledger.work("b0")])
-    assert prepared.claim.meta.formats == ("iso",) and prepared.records["timed"].to_list() == [True]
-    assert isinstance(prepared.records, pl.DataFrame)
+    prepared = frontend.prepared_batches(context, [claim], [context.ledger.work("b0")])
+    assert prepared.claims[0].meta.formats == ("iso",) and prepared.records[0]["timed"].to_list() == [True]

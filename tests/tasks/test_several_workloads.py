@@ -90,7 +90,6 @@ def test_a_workload_with_an_unknown_line_leaves_the_batch_with_all_of_its_lines(
 def test_formats_are_looked_for_again_where_a_record_has_another_one() -> None:
     formats = KnownFormats()
     for raw, expected in ((ISO, "iso"), (JSON, "json")):
-        ((workload, rows, found),) = framed_by_workload(
-            PushedRecords([None], raws=[raw], workloads=["till"]), formats
-        )
-        assert (workload, rows["raw"].to_list(), found[0]) == ("till", [raw], expected)
+        framed = framed_by_workload([PushedRecords([None], raws=[raw], workloads=["till"])], formats)
+        assert (framed.workloads, framed.formats[0][0]) == (["till"], expected)
+        assert [rows["raw"].to_list() for rows in framed.records] == [[raw]]

@@ -43,8 +43,8 @@ def test_a_batch_that_is_split_after_it_was_stored_is_not_stored_twice(context: 
 
     def dies_between_write_and_commit(context: Context, claim: Claim) -> None:
         work = context.ledger.work(claim.batch_id)
-        (batch,) = frontend.prepared_batches(context, [claim], [work])
-        sink.write("b", detect.result_rows(batch.records, work, claim.meta, claim.workload))
+        (records,) = frontend.prepared_batches(context, [claim], [work]).records
+        sink.write("b", detect.result_rows(records, work, claim.meta, claim.workload))
         raise ValueError("broken after the write")
 
     Producer(context.ledger, context.submit, context.settings).send(
@@ -115,9 +115,9 @@ def test_a_worker_that_wakes_up_after_its_batch_was_split_stores_nothing(
 
         monkeypatch.setattr(sink, "write", slow)
     prepared = detect.prepare(raw_frame(["one", "two"]), claim.meta, context.masks)
-    batch, work = Prepared(claim, prepared, None), detect.distinct(prepared, "warming")
+    batch, work = Prepared([claim], [prepared], None), detect.distinct(prepared, "warming")
     with pytest.raises(ClaimLost):
-        ((_, found),) = ingest.unstored(context, [claim], [(batch, work)])
+        ((_, found),) = ingest.unstored(context, [claim], batch, [work])
         commit(context, claim, found)
     assert sink.read("b", "shop") is None
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipeline.records.batch import Purpose
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.records.verdict import UNCLASSIFIED
-from pipeline.watching.observation import RATES, Observation, Observed, observe, observe_all
+from pipeline.watching.observation import RATES, Observation, observe, observe_all
 
 START = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
 BATCH = SimpleNamespace(
@@ -77,12 +77,13 @@ def test_workloads_that_are_observed_together_have_what_each_has_alone() -> None
         )
         lists = [[None if number == 2 or at == 3 else f"s{at % 2}"] for at in range(6)]
         keys = pl.Series(lists, dtype=pl.List(pl.String))
-        several.append(Observed(BATCH, rows, None if number == 4 else keys))  # type: ignore[arg-type]
-    for one, found in zip(several, observe_all(several), strict=True):
-        alone = observe(one.claim, one.rows, one.sessions)
+        several.append((BATCH, rows, None if number == 4 else keys))
+    together = observe_all(*zip(*several, strict=True))  # type: ignore[arg-type]
+    for one, found in zip(several, together, strict=True):
+        alone = observe(*one)  # type: ignore[arg-type]
         assert found is not None and alone is not None
         assert found.pack() == alone.pack()
-    sizes = [(found.events.height, found.anomalies.height) for found in observe_all(several) if found]
+    sizes = [(found.events.height, found.anomalies.height) for found in together if found]
     assert sizes == [(5, 3), (5, 0), (0, 3), (5, 3), (0, 3)]
 
 

@@ -84,7 +84,9 @@ def _anomalous(row: int, values: tuple[Any, ...]) -> dict[str, Any]:
 def test_anomalous_rows_are_one_row_for_each_template(values: list[tuple[Any, ...]]) -> None:
     rows = [_anomalous(row, one) for row, one in enumerate(values)]
     schema = {name: RESULT_SCHEMA[name] for name in ANOMALY_COLUMNS} | {"of": pl.Int64}
-    found = anomaly_tables(pl.DataFrame(rows, schema=schema))
+    whole = pl.col("timestamp").is_not_null() & (pl.col("lines") > 0)
+    anomalous = pl.DataFrame(rows, schema=schema).filter(pl.col("anomalous") & whole)
+    found = anomaly_tables(anomalous, anomalous["of"].to_numpy()) if anomalous.height else {}
     wanted: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for row in rows:
         if row["anomalous"] and row["timestamp"] is not None and row["lines"]:

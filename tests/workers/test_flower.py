@@ -325,8 +325,8 @@ def test_a_step_that_waits_says_why_through_the_pool_of_a_scoring_worker(
     send(context, "a line")
     claim = context.ledger.claim("b-1", Stage.INGEST, "the test")
     assert isinstance(claim, Claim)
-    (batch,) = frontend.prepared_batches(context, [claim], [None])
-    context.ledger.advance(claim, Stage.INFER, detect.distinct(batch.records, "20260101T000000-gone"))
+    (records,) = frontend.prepared_batches(context, [claim], [None]).records
+    context.ledger.advance(claim, Stage.INFER, detect.distinct(records, "20260101T000000-gone"))
     with worker(context.settings, "infer-cpu") as watcher:
         assert wait_until(lambda: bool(watcher.of("worker-online")), timeout_s=20)
         context.submit.wake(Stage.INFER, "b-1", workload="shop", lines=1)

@@ -37,14 +37,14 @@ SITE = textwrap.dedent(
     if "pipeline.workers.cpu" in sys.orig_argv:
         from pipeline import detect
         prepare_all = detect.prepare_all
-        def moody(batches, *rest):
-            text = " ".join(line for records, _ in batches for line in records["raw"].to_list())
+        def moody(several, *rest):
+            text = " ".join(line for records in several for line in records["raw"].to_list())
             if "HANG" in text:
                 time.sleep(3600)
             if "SLOW" in text:
                 open(os.environ["SLOW_FILE"], "w").close()
                 time.sleep(1.5)
-            return prepare_all(batches, *rest)
+            return prepare_all(several, *rest)
         detect.prepare_all = moody
     """
 )

@@ -25,7 +25,6 @@ from pipeline.logs import logger
 from pipeline.messages.routing import of_class
 from pipeline.messages.spent import spent
 from pipeline.records.batch import Purpose
-from pipeline.records.columns import stacked
 from pipeline.records.delivery import Claim, Stage, WorkloadEnd
 from pipeline.tasks.context import Context
 from pipeline.tasks.grouping.along import alone, claim_others, give_back_apart
@@ -54,17 +53,6 @@ Begin = Callable[[Context, Sequence[Claim]], Iterator[Found]]
 # The batches of a group that are to be stored, by the place of their results.
 Groups = dict[Purpose, list[tuple[Claim, Unstored]]]
 Results = list[tuple[Claim, StepResult]]
-
-
-def joined(parts: Sequence[Unstored]) -> Unstored:
-    """The results of one batch from those of its workloads."""
-    if len(parts) == 1:
-        return parts[0]
-    return Unstored(
-        rows=stacked([part.rows for part in parts]),
-        warming=False,
-        ends=tuple(end for part in parts for end in part.ends),
-    )
 
 
 def commit_together(
