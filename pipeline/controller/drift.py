@@ -40,8 +40,9 @@ from pipeline.records.wire import Codec
 # One window: the share of a word that one line in a thousand has is known to a tenth.
 WINDOW_LINES: Final = 20_000
 BINS: Final = 10  # of the score, 0..1; deciles of the range, as is usual for a stability index
-_BINS: Final = tuple(f"bin{i}" for i in range(BINS))
-COUNTERS: Final = ("lines", "novel", "anomalous", "words", "unknown", *_BINS)
+COUNTERS: Final = (
+    "lines", "novel", "anomalous", "words", "unknown", *(f"bin{i}" for i in range(BINS)),
+)  # fmt: skip
 # Beyond so many standard errors of a difference, chance does not explain it. Lines come in bursts, so they
 # tell as much as a fifth of them would if they were independent; what bursts more than that is left to the
 # thresholds.
@@ -121,22 +122,20 @@ def measure_all(batches: Sequence[pl.DataFrame], works: Sequence[pl.DataFrame]) 
     lines = np.bincount(batch, minlength=len(batches)).tolist()
     novel = sums(judged["novel"])
     anomalous = sums(judged["anomalous"])
-    found: list[dict[str, int]] = []
     tokens = gathered(works, ["tokens"])["tokens"]
-    answered = any_of_each(tokens.is_not_null().to_numpy(), heights_of(works))
-    for number, has_tokens in enumerate(answered):
-        if not lines[number]:
-            found.append({})
-            continue
-        counts = {"lines": lines[number], "novel": novel[number], "anomalous": anomalous[number]}
-        counts |= _scored_words(works[number]) if has_tokens else {"words": 0, "unknown": 0}
-        found.append(counts | dict(zip(_BINS, bins[number], strict=True)))
-    return found
+    has_tokens = any_of_each(tokens.is_not_null().to_numpy(), heights_of(works))
+    words = [_scored_words(works[n]) if some else (0, 0) for n, some in enumerate(has_tokens)]
+    counts = zip(lines, novel, anomalous, words, bins, strict=True)
+    return [
+        dict(zip(COUNTERS, (n, *about, *scored, *by_bin), strict=True)) if n else {}
+        for n, *about, scored, by_bin in counts
+    ]
 
 
-def _scored_words(work: pl.DataFrame) -> dict[str, int]:
+def _scored_words(work: pl.DataFrame) -> tuple[int, int]:
+    """The words that a model scored, and those of them that no training has seen."""
     scored = work.filter(pl.col("tokens").is_not_null())
-    return {"words": _words(scored["masked"]), "unknown": int(scored["unseen"].list.len().sum())}
+    return _words(scored["masked"]), int(scored["unseen"].list.len().sum())
 
 
 def _words(masked: pl.Series) -> int:

@@ -11,7 +11,7 @@ import polars as pl
 
 PARALLEL_ROWS: Final = 2048  # Below this a second thread costs more than it saves.
 LOOKED_AT: Final = 512  # Rows that tell whether a column repeats itself.
-_MANY_LISTS: Final = 200  # Below this a query costs more than it saves.
+_MANY_LISTS: Final = 200  # Distinct ones; below this a query costs more than it saves.
 FEW_ROWS: Final = 512  # Below this, loops of Python cost less than the queries that they spare.
 WORTH: Final = 0.9  # Share of distinct rows up to which finding them costs less than working on all.
 
@@ -159,12 +159,12 @@ def repeats(column: pl.Series, share: float) -> bool:
 def lists_of_text(rows: Sequence[Sequence[str]]) -> pl.Series:
     """A column of List(String).
 
-    Polars makes a series of each list, at 5 to 7 us; grouping a flat column takes 0.8 us a row from 1,000
-    rows on."""
+    Polars makes a series of each distinct list, at 5 to 7 us; grouping a flat column takes 0.8 us a row from
+    1,000 rows on."""
     kind = pl.List(pl.String)
-    if len(rows) < _MANY_LISTS:
-        numbers: dict[tuple[str, ...], int] = {}
-        which = [numbers.setdefault(tuple(row), len(numbers)) for row in rows]
+    numbers: dict[tuple[str, ...], int] = {}
+    which = [numbers.setdefault(tuple(row), len(numbers)) for row in rows]
+    if len(numbers) < _MANY_LISTS:
         return pl.Series(list(map(list, numbers)), dtype=kind)[which] if rows else pl.Series([], dtype=kind)
     # A row without texts has a null, or it would be missing.
     flat = [(i, text) for i, row in enumerate(rows) for text in (row or (None,))]

@@ -18,6 +18,7 @@ FEW_ROWS: Final = 256
 # Begins such a table. Arrow streams begin with 0xFF, files of a build before with ARROW1.
 _COLUMNS: Final = b"C"
 _FRAME_BYTES: Final = 64 << 20
+_ENCODER: Final = msgspec.msgpack.Encoder()
 # A list of each type, as msgspec checks it.
 _LISTS: Final[Mapping[Any, Any]] = {
     pl.Int64: list[Annotated[int, msgspec.Meta(le=(1 << 63) - 1)] | None],
@@ -117,11 +118,11 @@ class ObservedTable:
 
     def pack(self) -> bytes:
         """Empty for a table without rows."""
-        if not self:
+        if not (height := self.height):
             return b""
-        if self.height > FEW_ROWS and self.schema.framed:
+        if height > FEW_ROWS and self.schema.framed:
             return pack_frame(self.frame())
-        return _COLUMNS + msgspec.msgpack.encode(list(self.columns.values()))
+        return _COLUMNS + _ENCODER.encode(list(self.columns.values()))
 
     @classmethod
     def unpack(cls, schema: Schema, blob: bytes) -> Self:
