@@ -28,6 +28,7 @@ from pipeline.records.columns import (
     gathered,
     heights_of,
     lists_of_text,
+    nulls_of,
     numbers_of,
     stacked,
 )
@@ -123,8 +124,7 @@ def _parsed_all(records: Sequence[pl.DataFrame], metas: Sequence[Meta]) -> Seque
     are not tried in one order everywhere, so each list of these has a pass of its own. So have records with
     messages, which have nothing to parse."""
     heights = heights_of(records)
-    messages = gathered(records, ["message"])["message"]
-    unparsed = any_of_each(messages.is_null().to_numpy(), heights)
+    unparsed = any_of_each(nulls_of(gathered(records, ["message"])["message"]), heights)
     groups: dict[object, list[int]] = {}
     known: dict[tuple[int, bool], object] = {}  # by the identity of a meta, which parts of a batch share
     for place, (meta, is_unparsed) in enumerate(zip(metas, unparsed, strict=True)):
@@ -162,8 +162,9 @@ def _hour(meta: Meta) -> datetime:
 def _parsed_together(frames: Sequence[pl.DataFrame], metas: Sequence[Meta]) -> Sequence[pl.DataFrame]:
     records, heights = stacked(frames), heights_of(frames)
     numbers = numbers_of(heights)
+    timed = not records["timestamp"].null_count()
     marked = records
-    if records["timestamp"].null_count():
+    if not timed:
         # A line without a time takes that of the line before it: within its source, and within its batch.
         batch = pl.Series(numbers).cast(pl.String)
         marked = records.with_columns(
@@ -173,12 +174,12 @@ def _parsed_together(frames: Sequence[pl.DataFrame], metas: Sequence[Meta]) -> S
     places: dict[tuple[str, ...], int] = {}
     which = np.array([places.setdefault(meta.formats, len(places)) for meta in metas])[numbers]
     parsed = formats.parse_each(marked, list(places), which, arrived=newest, zone=metas[0].zone)
+    if timed:
+        return Parts(parsed, heights)
     late = records["timestamp"].is_null() & ~parsed["timed"]
-    columns = [records["source"]]
-    if late.any():
-        arrived = pl.Series([meta.arrived for meta in metas], dtype=UTC_US)[numbers]
-        columns.append(arrived.zip_with(late, parsed["timestamp"]).alias("timestamp"))
-    return Parts(parsed.with_columns(columns), heights)
+    arrived = pl.Series([meta.arrived for meta in metas], dtype=UTC_US)[numbers]
+    times = arrived.zip_with(late, parsed["timestamp"]).alias("timestamp")
+    return Parts(parsed.with_columns(records["source"], times), heights)
 
 
 def _parsed(records: pl.DataFrame, meta: Meta) -> pl.DataFrame:
@@ -217,7 +218,8 @@ def distinct_all(batches: Sequence[pl.DataFrame], versions: Sequence[str]) -> Se
         keys = zip(numbers_of(heights).tolist(), records["key"].to_list(), strict=True)
         for row, pair in enumerate(keys):
             first.setdefault(pair, row)
-        few = records[list(first.values())]
+        rows = pl.Series(list(first.values()), dtype=pl.UInt32)
+        few = pl.DataFrame([one[rows] for one in records.get_columns()])
         which = np.array([number for number, _ in first])
     else:
         found = records.with_columns(pl.Series("batch", numbers_of(heights)))
@@ -259,7 +261,7 @@ def _nulls_in_each(parts: Sequence[pl.DataFrame], name: str) -> list[int]:
     column = gathered(parts, [name])[name]
     if not column.null_count():
         return [0] * len(heights)
-    places = numbers_of(heights)[column.is_null().to_numpy()]
+    places = numbers_of(heights)[nulls_of(column)]
     return [int(count) for count in np.bincount(places, minlength=len(heights))]
 
 
@@ -377,8 +379,7 @@ class Judged:
 def result_rows_all(batches: Judged) -> Sequence[pl.DataFrame]:
     """`result_rows` for many batches in one pass."""
     heights = heights_of(batches.prepared)
-    named = gathered(batches.prepared, ["source"])["source"]
-    packs = any_of_each(named.is_not_null().to_numpy(), heights)
+    packs = any_of_each(~nulls_of(gathered(batches.prepared, ["source"])["source"]), heights)
     plain = [place for place, is_pack in enumerate(packs) if not is_pack]
     if len(plain) < 2:
         return [batches.alone(place) for place in range(len(heights))]
@@ -435,7 +436,8 @@ def _joined_in_python(
         which = [rows[pair] for pair in zip(of_record.tolist(), prepared["key"].to_list(), strict=True)]
     except KeyError:
         return None
-    return prepared.hstack(works.drop("key")[which])
+    picked = pl.Series(which, dtype=pl.UInt32)
+    return prepared.hstack([one[picked] for one in works.get_columns() if one.name != "key"])
 
 
 def _results(frame: pl.DataFrame, ids: pl.Expr) -> pl.DataFrame:

@@ -33,7 +33,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.errors import BadPayload
-from pipeline.records.columns import any_of_each, gathered, heights_of, numbers_of
+from pipeline.records.columns import any_of_each, gathered, heights_of, nulls_of, numbers_of
 from pipeline.records.verdict import Reason
 from pipeline.records.wire import Codec
 
@@ -123,7 +123,7 @@ def measure_all(batches: Sequence[pl.DataFrame], works: Sequence[pl.DataFrame]) 
     novel = sums(judged["novel"])
     anomalous = sums(judged["anomalous"])
     tokens = gathered(works, ["tokens"])["tokens"]
-    has_tokens = any_of_each(tokens.is_not_null().to_numpy(), heights_of(works))
+    has_tokens = any_of_each(~nulls_of(tokens), heights_of(works))
     words = [_scored_words(works[n]) if some else (0, 0) for n, some in enumerate(has_tokens)]
     counts = zip(lines, novel, anomalous, words, bins, strict=True)
     return [

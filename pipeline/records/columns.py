@@ -68,6 +68,14 @@ def numbers_of(heights: Sequence[int]) -> "np.ndarray[tuple[int], np.dtype[np.in
     return np.repeat(np.arange(len(heights)), heights)
 
 
+def nulls_of(column: pl.Series) -> "npt.NDArray[np.bool_]":
+    """The rows without a value; a query where only some have none."""
+    count = column.null_count()
+    if count in (0, column.len()):
+        return np.full(column.len(), count > 0)
+    return column.is_null().to_numpy()
+
+
 def any_of_each(flags: "npt.NDArray[np.bool_]", heights: Sequence[int]) -> list[bool]:
     """Whether some row of each part has the flag."""
     counts = np.bincount(numbers_of(heights), weights=flags, minlength=len(heights))

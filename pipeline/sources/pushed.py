@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 from cachetools import LRUCache
 
-from pipeline.records.columns import Parts, any_of_each, gathered
+from pipeline.records.columns import Parts, any_of_each, gathered, nulls_of
 from pipeline.records.pushed import Pushed, PushedLines, PushedRecords, joined_records
 from pipeline.records.schema import RAW_SCHEMA, UTC_US, with_missing_columns
 from pipeline.sources.formats import detect
@@ -171,8 +171,8 @@ def _fitting_ones(
         return
     texts = Parts(gathered(parts, ["raw", "message"]), parts.heights).chosen(numbers)
     some = texts.whole
-    fits = some["message"].is_not_null() | are_records(some["raw"], formats)
-    misfits = any_of_each(~fits.to_numpy(), texts.heights)
+    unlike = nulls_of(some["message"]) & ~are_records(some["raw"], formats).to_numpy()
+    misfits = any_of_each(unlike, texts.heights)
     for number, misfit in zip(numbers, misfits, strict=True):
         if not misfit:
             yield number

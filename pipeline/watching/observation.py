@@ -276,14 +276,17 @@ def _rates(counted: _Counted, first_time: Flags, workloads: int) -> list[Observe
 def _anomalies(rows: pl.DataFrame, counted: _Counted, judged: Flags) -> dict[int, ObservedTable]:
     """ANOMALIES of each workload."""
     found = np.flatnonzero(counted.anomalous & judged)
-    return anomaly_tables(rows[found], counted.of[found]) if found.size else {}
+    if not found.size:
+        return {}
+    anomalous = pl.DataFrame([rows[name][found] for name in ANOMALY_COLUMNS])
+    return anomaly_tables(anomalous, counted.of[found])
 
 
 def _values(rows: pl.DataFrame, counted: _Counted, first_time: Flags) -> dict[int, ObservedTable]:
     """VALUES of each workload; none of rows that were stored before."""
     sample = ValueSample(counted.of, counted.slot, counted.template, counted.rated & first_time)
-    texts = rows.select("raw", "message")
-    return sample.tables(lambda chosen: value_texts(texts[chosen]))
+    raw, message = rows["raw"], rows["message"]
+    return sample.tables(lambda chosen: value_texts(pl.DataFrame([raw[chosen], message[chosen]])))
 
 
 def _events(
@@ -301,8 +304,13 @@ def _events(
         return {}
     at = pl.col("timestamp").dt.epoch("ms").alias("at")
     found = (
-        pl.DataFrame([*(rows[name][wanted] for name in _EVENT_COLUMNS), keys[wanted].alias("session")])
-        .with_columns(pl.Series("of", counted.of[wanted]))
+        pl.DataFrame(
+            [
+                *(rows[name][wanted] for name in _EVENT_COLUMNS),
+                keys[wanted].alias("session"),
+                pl.Series("of", counted.of[wanted]),
+            ]
+        )
         .lazy()
         .select("of", "session", at, "line", "template_id")
         .explode("session")

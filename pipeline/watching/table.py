@@ -59,8 +59,10 @@ class ObservedTable:
     @classmethod
     def of(cls, schema: Schema, frame: pl.DataFrame) -> Self:
         """The columns of the schema in a frame."""
+        columns = [frame.get_column(name) for name in schema.types]
+        kinds = zip(columns, schema.types.values(), strict=True)
         return cls._framed(
-            schema, frame.select([pl.col(name).cast(kind) for name, kind in schema.types.items()])
+            schema, pl.DataFrame([one if one.dtype == kind else one.cast(kind) for one, kind in kinds])
         )
 
     @classmethod
