@@ -126,13 +126,13 @@ def _parsed_all(records: Sequence[pl.DataFrame], metas: Sequence[Meta]) -> Seque
     heights = heights_of(records)
     unparsed = any_of_each(nulls_of(gathered(records, ["message"])["message"]), heights)
     groups: dict[object, list[int]] = {}
-    known: dict[tuple[int, bool], object] = {}  # by the identity of a meta, which parts of a batch share
+    names: dict[tuple[int, bool], object] = {}  # by the identity of a meta, which parts of a batch share
     for place, (meta, is_unparsed) in enumerate(zip(metas, unparsed, strict=True)):
-        group = known.get((id(meta), is_unparsed))
+        group = names.get((id(meta), is_unparsed))
         if group is None:
             group = _parsed_with(meta) if is_unparsed else (False, meta.zone, _hour(meta))
             if group is not None:
-                known[id(meta), is_unparsed] = group
+                names[id(meta), is_unparsed] = group
         # None: its own formats are looked for
         groups.setdefault(place if group is None else group, []).append(place)
     if len(groups) == 1:
@@ -370,7 +370,7 @@ class Judged:
         return result_rows(self.prepared[place], self.works[place], self.metas[place], self.workloads[place])
 
     def chosen(self, places: Sequence[int]) -> "Judged":
-        """Those at these places."""
+        """The batches at these places."""
         prepared, works = chosen(self.prepared, places), chosen(self.works, places)
         metas, workloads = [self.metas[one] for one in places], [self.workloads[one] for one in places]
         return Judged(prepared, works, metas, workloads)
@@ -443,13 +443,13 @@ def _joined_in_python(
 def _results(frame: pl.DataFrame, ids: pl.Expr) -> pl.DataFrame:
     """RESULT_SCHEMA of a frame with all columns but two. `ids`: the record ids."""
     version = pl.col("version")
-    made = frame.select(
+    computed = frame.select(
         ids.alias("record_id"),
         pl.when(version == WARMING_VERSION).then(None).otherwise(version).alias("model_version"),
     )
     columns = []
     for name, kind in RESULT_SCHEMA.items():
-        column = made[name] if name in made.columns else frame[name]
+        column = computed[name] if name in computed.columns else frame[name]
         columns.append(column if column.dtype == kind else column.cast(kind))
     return pl.DataFrame(columns)
 

@@ -24,13 +24,13 @@ from pipeline.watching.sessions import keys as session_keys
 class Prepared:
     """The records of each workload of some batches behind the front end, in the order of the batches."""
 
-    # Those of the batches as claims on the records of one workload, with the formats that framing found.
+    # Each is that of its batch, as one on the records of a workload, with the formats that framing found.
     claims: Sequence[Claim]
     records: Sequence[pl.DataFrame]  # RAW_SCHEMA with `pattern_id`, `severe`, `key`; with `masked` at ingest
     sessions: Parts[pl.Series] | None  # the session keys of each record; None where they could not be told
 
     def chosen(self, places: Sequence[int]) -> "Prepared":
-        """Those at these places."""
+        """The workloads at these places."""
         return Prepared(
             [self.claims[place] for place in places],
             chosen(self.records, places),
