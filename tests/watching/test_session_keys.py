@@ -149,6 +149,13 @@ def test_a_records_key_does_not_depend_on_the_batch_around_it(lines: list[str]) 
                 [
                     *("request_id=0000", "job-7", "é", "blk_8 blk_9", "span_id=00f067aa0ba902b7", "SW_CTX:"),
                     f"SW_CTX:[a,b@c,{HEX32}.1,d,0] SW_CTX:[a,b,{OTHER},d,0]",
+                    *(
+                        f"SW_CTX:{head},{HEX32}{end}"
+                        for head in ("[a,b", "[a b,c", " [,@")
+                        for end in (".7", "g")
+                    ),
+                    f"SW_CTX:[a,b, {HEX32}.1,d,0]",
+                    "SW_CTX:[N/A,N/A,N/A,N/A,-1]",
                     f"00-{HEX32}-00f067aa0ba902b7-01",
                     f"[a,{HEX32},00f067aa0ba902b7] ,00f067aa0ba902b7,",
                 ]

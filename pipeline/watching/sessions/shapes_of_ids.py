@@ -5,11 +5,13 @@ quarter of the time of a regular expression, which looks at each byte by itself.
 expressions in `SHAPES`.
 """
 
+from collections.abc import Collection
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from numpy.lib.stride_tricks import sliding_window_view
 
 _HEX: Final = "[0-9a-fA-F]"
 UUID: Final = f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}"
@@ -38,68 +40,79 @@ _LOWER: Final = _table(b"0123456789abcdef")
 _VERSIONS: Final = _table(b"1234567")
 _VARIANTS: Final = _table(b"89abAB")
 _DASHES_OF_UUID: Final = (8, 13, 18, 23)
-_HEX_OF_UUID: Final = [place for place in range(_UUID_BYTES) if place not in _DASHES_OF_UUID]
+# 1 for a hexadecimal digit, 2 for a dash; a UUID has these four at a time.
+_KIND: Final = _ANY_CASE.astype(np.uint8) + 2 * _table(b"-").astype(np.uint8)
+_KINDS_OF_UUID: Final = np.array(
+    [2 if place in _DASHES_OF_UUID else 1 for place in range(_UUID_BYTES)], dtype=np.uint8
+).view(np.uint32)
 
 
 class IdShapes:
-    """The shapes in the texts of a column; a null has none."""
+    """The shapes in the texts of a column; a null has none.
 
-    def __init__(self, text: pl.Series) -> None:
+    `wanted`: those of SHAPES that are looked for."""
+
+    def __init__(self, text: pl.Series, wanted: Collection[str] = SHAPES) -> None:
         text = text.fill_null("") if text.null_count() else text
         sizes = text.str.len_bytes().to_numpy().astype(np.int64) + 1
         self._starts = np.cumsum(sizes) - sizes
         # No shape has a newline, so none reaches into the next text. NULs behind the last one belong to none.
         padded = pl.concat([text, pl.Series(text.name, ["\0" * (_REACH + 1)])])
-        self._data = np.frombuffer(str(padded.str.join("\n").item()).encode(), dtype=np.uint8)
-        places = range(0, self._data.size - _REACH, _BLOCK)
-        found: list[tuple[Ints, Ints, Ints]] = [self._separators(begin) for begin in places]
-        columns = zip(*found, strict=True) if found else ((), (), ())
-        w3c, commas, self._dashes = (
-            np.concatenate([*parts, np.empty(0, dtype=np.int64)]) for parts in columns
-        )
-        self._hits = {
-            W3C: self._rows_of(w3c[self._all(w3c, range(3, 11), _LOWER)]),
-            BETWEEN_COMMAS: self._rows_of(commas[self._all(commas, range(1, 17), _LOWER)]),
-            VERSIONED: self._rows_of(self._dashes[self._is_versioned()]),
-        }
+        self._data = np.frombuffer(padded.str.join("\n").cast(pl.Binary).item(), dtype=np.uint8)
+        separators = {shape: self._separators(shape) for shape in wanted}
+        self._dashes = separators.get(VERSIONED, np.empty(0, dtype=np.int64))
+        whole = {W3C: self._is_w3c, BETWEEN_COMMAS: self._is_between_commas, VERSIONED: self._is_versioned}
+        self._hits = {shape: self._rows_of(at[whole[shape](at)]) for shape, at in separators.items()}
 
     def rows(self, shape: str) -> Ints:
-        """The rows with this shape, one of SHAPES, ascending."""
+        """The rows with this shape, a wanted one, ascending."""
         return self._hits[shape]
 
     def uuids(self) -> tuple[Ints, pl.Series]:
-        """The rows with a UUID of any version, ascending, and the first UUID of each (String)."""
+        """The rows with a UUID of any version, ascending, and the first UUID of each (String). VERSIONED is
+        wanted."""
         begins = self._dashes[(self._dashes >= _DASHES_OF_UUID[0])] - _DASHES_OF_UUID[0]
         begins = begins[self._data[begins + _DASHES_OF_UUID[-1]] == _DASH]
-        begins = begins[self._all(begins, _HEX_OF_UUID, _ANY_CASE)]
-        rows = self._row_of(begins)
+        texts = sliding_window_view(self._data, _UUID_BYTES)[begins]
+        is_uuid = (np.take(_KIND, texts).view(np.uint32) == _KINDS_OF_UUID).all(axis=1)
+        rows, texts = self._row_of(begins[is_uuid]), texts[is_uuid]
         first = np.diff(rows, prepend=-1) > 0
-        whole = self._data[begins[first][:, None] + np.arange(_UUID_BYTES)].tobytes().decode("ascii")
-        texts = [whole[at : at + _UUID_BYTES] for at in range(0, len(whole), _UUID_BYTES)]
-        return rows[first], pl.Series("uuid", texts, dtype=pl.String)
+        found = pl.Series("uuid", texts[first].view(f"S{_UUID_BYTES}").ravel(), dtype=pl.Binary)
+        return rows[first], found.cast(pl.String)
 
-    def _separators(self, begin: int) -> tuple[Ints, Ints, Ints]:
-        """Places in a block where the separators of each shape begin at their distances."""
-        data = self._data[begin : begin + _BLOCK + _REACH]
-        size = min(_BLOCK, data.size - _REACH)
-        dash, comma, zero = data == _DASH, data == _COMMA, data == _ZERO
-        ends = comma | (data == _BRACKET)
-        three_dashes = dash[:size] & dash[5 : 5 + size]
-        three_dashes &= dash[10 : 10 + size]
-        zeros = zero[:size] & zero[1 : 1 + size]
-        zeros &= dash[2 : 2 + size]
-        found = (zeros, comma[:size] & ends[17 : 17 + size], three_dashes)
-        w3c, commas, dashes = (np.flatnonzero(places) + begin for places in found)
-        return w3c, commas, dashes
+    def _separators(self, shape: str) -> Ints:
+        """Places where the separators of a shape begin at their distances."""
+        found = [np.empty(0, dtype=np.int64)]
+        for begin in range(0, self._data.size - _REACH, _BLOCK):
+            data = self._data[begin : begin + _BLOCK + _REACH]
+            size = min(_BLOCK, data.size - _REACH)
+            if shape == W3C:
+                zero = data == _ZERO
+                some = zero[:size] & zero[1 : 1 + size]
+                some &= data[2 : 2 + size] == _DASH
+            elif shape == BETWEEN_COMMAS:
+                comma = data == _COMMA
+                some = comma[:size] & (comma | (data == _BRACKET))[17 : 17 + size]
+            else:
+                dash = data == _DASH
+                some = dash[:size] & dash[5 : 5 + size]
+                some &= dash[10 : 10 + size]
+            found.append(np.flatnonzero(some) + begin)
+        return np.concatenate(found)
 
-    def _is_versioned(self) -> Bools:
-        at = self._dashes
+    def _is_w3c(self, at: Ints) -> Bools:
+        return self._all(at, range(3, 11), _LOWER)
+
+    def _is_between_commas(self, at: Ints) -> Bools:
+        return self._all(at, range(1, 17), _LOWER)
+
+    def _is_versioned(self, at: Ints) -> Bools:
         some = self._all(at, (1, 2, 3, 4, 7, 8, 9), _ANY_CASE)
         some &= _VERSIONS[self._data[at + 6]]
         some &= _VARIANTS[self._data[at + 11]]
         return some
 
-    def _all(self, begins: Ints, places: "range | tuple[int, ...] | list[int]", characters: Bools) -> Bools:
+    def _all(self, begins: Ints, places: "range | tuple[int, ...]", characters: Bools) -> Bools:
         """True where all of these places behind a begin hold such characters."""
         some = np.ones(begins.size, dtype=np.bool_)
         for place in places:
