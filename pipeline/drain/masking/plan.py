@@ -31,10 +31,12 @@ from pipeline.records.columns import LOOKED_AT, WORTH, kinds, per_distinct, repe
 
 # Share of distinct shapes up to which shapes are masked instead of messages.
 _FEW_SHAPES: Final = 0.25
-# From so many messages on, the first 512 of them show few repeats however few the shapes are: of a quarter as
-# many shapes, equally frequent, they show 480. Finding all shapes costs a fifteenth of masking in vain.
+# From so many messages on, the first 512 of them show few repeats however few the shapes are. So an eighth of
+# them is looked at, too: of a sixth as many shapes as messages, equally frequent, it shows so large a share.
+# Finding all shapes costs a quarter of masking TrainTicket in vain.
 _MANY_LINES: Final = 16_384
-_HARDLY_REPEATED: Final = 0.95
+_AN_EIGHTH: Final = 8
+_REPEATED: Final = 0.7
 # Fewer lines cannot tell whether they repeat earlier lines, and searching them for equal lines costs more
 # than it saves.
 _FEW_LINES: Final = 512
@@ -98,8 +100,7 @@ def by_digit_shape(
     `with_ids` adds the pattern ids to a table of masked lines; `otherwise` masks many messages whose digits
     matter."""
     small = messages.len() < _FEW_LINES
-    share = _FEW_SHAPES if messages.len() < _MANY_LINES else _HARDLY_REPEATED
-    if not small and not repeats(normalise_digits(messages.head(LOOKED_AT)), share):
+    if not small and not _few_shapes(messages):
         return None
     shapes, which = kinds(normalise_digits(messages, but_hex=True).alias("shape"))
     if not small and shapes.len() > _FEW_SHAPES * messages.len():
@@ -132,6 +133,16 @@ def by_digit_shape(
     else:
         some = with_ids(stable[from_shapes.len() :].alias("masked").to_frame())[text_of_row]
     return table.with_columns([table[name].scatter(rows, some[name]) for name in table.columns])
+
+
+def _few_shapes(messages: pl.Series) -> bool:
+    """Whether the first messages repeat their shapes."""
+    if repeats(normalise_digits(messages.head(LOOKED_AT)), _FEW_SHAPES):
+        return True
+    if messages.len() < _MANY_LINES:
+        return False
+    shapes = normalise_digits(messages.head(max(LOOKED_AT, messages.len() // _AN_EIGHTH)))
+    return shapes.n_unique() <= _REPEATED * shapes.len()
 
 
 def _behind_groups(plan: Plan, lines: pl.Series) -> pl.Series:
