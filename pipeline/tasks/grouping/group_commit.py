@@ -30,8 +30,9 @@ from pipeline.tasks.context import Context
 from pipeline.tasks.grouping.along import alone, claim_others, give_back_apart
 from pipeline.tasks.step import StepResult, attempt, is_external
 
-# What ends a group: as many records as one large batch has.
-GROUP_RECORDS: Final = 10_000
+# What ends a group: as many records as three large batches have. One pass and one commit of these take a
+# sixth less of a processor than three. Fresh lines wait behind a group.
+GROUP_RECORDS: Final = 30_000
 GROUP_BATCHES: Final = 64
 # Groups of a step begin so long. Fresh batches wait behind it, and a worker that is told to end finishes it.
 CHAIN_S: Final = 1.0
