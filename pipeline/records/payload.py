@@ -102,12 +102,15 @@ def _prefixed_values(column: "pl.Series") -> Iterator[bytes | memoryview]:
     if column.dtype != pl.String and not column.dtype.is_integer():
         yield from itertools.chain.from_iterable(map(prefixed, map(str, column.to_list())))
         return
+    if column.dtype.is_integer() and not column.null_count() and column.min() == column.max():
+        yield b"".join(prefixed(str(column[0]))) * column.len()  # most records are one line
+        return
     # Each value as a string of Python took as long as all other work on it.
     texts = column.cast(pl.String)
     if texts.null_count():
         texts = texts.fill_null("None")
     sizes = texts.str.len_bytes().to_numpy().astype(np.int64)
-    data = bytearray(str(texts.str.join(bytes(PREFIX_BYTES).decode()).item()).encode())
+    data = bytearray(texts.str.join(bytes(PREFIX_BYTES).decode()).cast(pl.Binary).item())
     ends = np.cumsum(sizes[:-1] + PREFIX_BYTES) - PREFIX_BYTES
     values = np.frombuffer(data, dtype=np.uint8)
     for place in range(-(-int(sizes.max()).bit_length() // 8)):

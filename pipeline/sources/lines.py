@@ -117,6 +117,12 @@ class LineCutter:
 
     def _whole_lines(self, data: bytes) -> pl.DataFrame:
         """`data` ends with a newline."""
+        if not self._inside and b"\r" not in data and (raw := _lines(data)) is not None:
+            # The bytes of a text are those of its line, so its size tells where the line ends.
+            sizes = raw.str.len_bytes().to_numpy().astype(np.int64)
+            stops = np.cumsum(sizes + 1) - 1
+            if raw.len() and int(sizes.max()) <= self._cap and int(stops[-1]) == len(data) - 1:
+                return self._rows_of(raw, stops)
         stops = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == NEWLINE).astype(np.int64)
         if self._inside or int(np.diff(stops, prepend=-1).max()) - 1 > self._cap:
             return self._some_long_lines(data, stops)
@@ -126,6 +132,10 @@ class LineCutter:
             if max(len(line.encode()) for line in text.split("\n")) > self._cap:
                 return self._some_long_lines(data, stops)
             raw = pl.Series("raw", text.replace("\r\n", "\n")[:-1].split("\n"))
+        return self._rows_of(raw, stops)
+
+    def _rows_of(self, raw: pl.Series, stops: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> pl.DataFrame:
+        """Rows of whole lines, which end at these places of the data."""
         part = pl.Series(np.full(len(stops), WHOLE_LINE, dtype=np.uint8))
         return _frame(raw, part, stops + (self._at + 1))
 
