@@ -166,10 +166,10 @@ def _parsed_together(frames: Sequence[pl.DataFrame], metas: Sequence[Meta]) -> S
     marked = records
     if not timed:
         # A line without a time takes that of the line before it: within its source, and within its batch.
-        batch = pl.Series(numbers).cast(pl.String)
-        marked = records.with_columns(
-            pl.concat_str(batch, pl.col("source").fill_null(""), separator=" ").alias("source")
-        )
+        marks = pl.Series("source", [str(number) for number in range(len(metas))], dtype=pl.String)[numbers]
+        if records["source"].null_count() < records.height:
+            marks = marks + " " + records["source"].fill_null("")
+        marked = records.with_columns(marks)
     newest = max(meta.arrived for meta in metas)
     places: dict[tuple[str, ...], int] = {}
     which = np.array([places.setdefault(meta.formats, len(places)) for meta in metas])[numbers]
