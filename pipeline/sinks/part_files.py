@@ -19,7 +19,7 @@ from pipeline.errors import StoreUnavailable
 from pipeline.logs import logger
 from pipeline.records.batch import digest
 from pipeline.records.schema import RESULT_SCHEMA
-from pipeline.sinks.manifest import MAX_NAMES, PREFIX, SEALED, Part
+from pipeline.sinks.manifest import LOOSE, MAX_NAMES, MERGED, PREFIX, SEALED, Part
 from pipeline.store.folder import Folder
 from pipeline.store.objects import Objects
 
@@ -27,9 +27,9 @@ LINES: Final = f"{PREFIX}lines/"
 ROW_GROUP: Final = 65_536
 # A column of a row group is one page: zstd finds what repeats in a page alone (docs/LOG.md).
 PAGE_BYTES: Final = 16 << 20
+# Of each level of parts. Files of a commit are merged within minutes, and are no larger with level 1.
 # Level 6 would spare an eighth of the bytes for a second more per million lines (docs/LOG.md).
-ZSTD_LEVEL: Final = 2
-SEALED_ZSTD_LEVEL: Final = 3
+ZSTD_LEVELS: Final = {LOOSE: 1, MERGED: 2, SEALED: 3}
 MESSAGE_AT: Final = "message_at"
 _ELIDED_SCHEMA: Final = {**RESULT_SCHEMA, MESSAGE_AT: pl.UInt32}
 _NOWHERE: Final = pl.lit(None, dtype=pl.UInt32).alias(MESSAGE_AT)
@@ -67,7 +67,8 @@ class PartFiles:
         (_elided(rows) if sealed else rows.with_columns(_NOWHERE)).write_parquet(
             out,
             compression="zstd",
-            compression_level=SEALED_ZSTD_LEVEL if sealed else ZSTD_LEVEL,
+            compression_level=ZSTD_LEVELS[level],
+            statistics=level != LOOSE,  # the manifest tells readers what a small part holds
             row_group_size=ROW_GROUP,
             data_page_size=PAGE_BYTES,
         )
