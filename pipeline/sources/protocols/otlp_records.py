@@ -5,7 +5,7 @@ attributes, trace and span. Session keys are found in that text. A record withou
 collector has read from a file; stage ingest parses it.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -22,10 +22,12 @@ _OF_NUMBER: Final = (
     None,
     *(level for level in ("trace", "debug", "info", "warning", "error", "fatal") for _ in range(4)),
 )
+_NUMBERS: Final = len(_OF_NUMBER)
 _MESSAGE_KEYS: Final = ("message", "msg", "log", "event")
 _STACK: Final = "exception.stacktrace"
 # Names that the raw text gives to fields of the record itself.
 _RESERVED: Final = frozenset({"body", "severity", "event_name", "trace_id", "span_id"})
+_Column = list[str | None] | None
 _PLACES: Final = ("log.file.path", "log.iostream", "container.id")  # attributes that part streams
 
 
@@ -106,26 +108,59 @@ class Collected:
         times = [client_times.of_nanoseconds(entry.nanos) for entry in entries]
         distinct = client_times.are_fine(times)
         # A record with a severity was made as one.
-        texts = [entry.body if _is_line(entry) else None for entry in entries]
-        found = continuations(texts, lambda i: _stream(entries[i]))
+        stated = all(entry.number or entry.severity for entry in entries)
+        texts = [None if stated or not _is_line(entry) else entry.body for entry in entries]
+        found = {} if stated else continuations(texts, lambda i: _stream(entries[i]))
         for head, others in found.items():
             entries[head] = entries[head]._replace(body=joined_text(texts, head, others))
         if found:
             rows = heads(len(entries), found)
             entries, times = [entries[i] for i in rows], [times[i] for i in rows]
-        pairs = [_message_and_raw(entry, time) for entry, time in zip(entries, times, strict=True)]
+            texts = [texts[i] for i in rows]
+        messages: list[str | None] = []
+        raws: list[str | None] = []
+        levels: list[str | None] = []
+        for entry, time, line in zip(entries, times, texts, strict=True):
+            message, raw = _line_and_raw(entry, time) if line is not None else _message_and_raw(entry)
+            messages.append(message)
+            raws.append(raw)
+            number = entry.number
+            levels.append(
+                (_OF_NUMBER[number] if 0 < number < _NUMBERS else None)
+                or (level_of(entry.severity) if entry.severity else None)
+            )
+        hosts, processes, services, names = self._of_origins(entries)
         return Decoded(
             records=PushedRecords(
-                [message for message, _ in pairs],
+                messages,
                 timestamps=column_of(times),
-                levels=column_of([_level(entry) for entry in entries]),
-                hosts=column_of([entry.origin.host for entry in entries]),
-                processes=column_of([entry.origin.process for entry in entries]),
-                services=column_of([entry.origin.service or entry.scope or None for entry in entries]),
-                raws=column_of([raw for _, raw in pairs]),
-                workloads=[entry.origin.workload for entry in entries],
+                levels=column_of(levels),
+                hosts=hosts,
+                processes=processes,
+                services=services,
+                raws=column_of(raws),
+                workloads=names,
             ),
             distinct=distinct,
+        )
+
+    def _of_origins(self, entries: Sequence[Entry]) -> tuple[_Column, _Column, _Column, list[str]]:
+        """Hosts, processes, services and workloads."""
+        count = len(entries)
+        if count and self._origins == 1 and (service := entries[0].origin.service):
+            # One resource and its own service: most requests.
+            origin = entries[0].origin
+            return (
+                [origin.host] * count if origin.host is not None else None,
+                [origin.process] * count if origin.process is not None else None,
+                [service] * count,
+                [origin.workload] * count,
+            )
+        return (
+            column_of([entry.origin.host for entry in entries]),
+            column_of([entry.origin.process for entry in entries]),
+            column_of([entry.origin.service or entry.scope or None for entry in entries]),
+            [entry.origin.workload for entry in entries],
         )
 
 
@@ -134,52 +169,53 @@ def _stream(entry: Entry) -> Hashable:
     return (entry.origin.identity, entry.scope, *places)
 
 
-def _level(entry: Entry) -> str | None:
-    numbered = _OF_NUMBER[entry.number] if 0 < entry.number < len(_OF_NUMBER) else None
-    return numbered or (level_of(entry.severity) if entry.severity else None)
-
-
 def _is_line(entry: Entry) -> bool:
     """True for a line as a collector read it: without a severity, nobody has parsed it."""
     stated = entry.number or entry.severity or entry.event or _STACK in entry.attributes
     return isinstance(entry.body, str) and bool(entry.body) and not stated
 
 
-def _message_and_raw(entry: Entry, time: int | None) -> tuple[str | None, str | None]:
-    """The raw text is None where it is the message, and the message where stage ingest is to parse it."""
-    body, beside = entry.body, _fields_beside(entry)
-    if _is_line(entry):
-        line = body.rstrip("\r\n")
-        return None, envelope(line, beside, time) if beside else line
-    text = body if isinstance(body, str) else _text_of_body(body) or entry.event
+def _line_and_raw(entry: Entry, time: int | None) -> tuple[None, str]:
+    """Stage ingest parses the line, so that its message is not known here."""
+    line = entry.body.rstrip("\r\n")
+    beside = _with_fields({}, entry.attributes, entry.trace, entry.span)
+    return None, envelope(line, beside, time) if beside else line
+
+
+def _message_and_raw(entry: Entry) -> tuple[str, str | None]:
+    """The raw text is None where it is the message."""
+    _, _, _, number, severity, body, attributes, trace, span, event = entry
+    text = body if isinstance(body, str) else _text_of_body(body) or event
     message = text.rstrip("\r\n")
-    stack = entry.attributes.get(_STACK)
-    if isinstance(stack, str) and stack and stack not in message:
-        message = f"{message}\n{stack.rstrip()}" if message else stack.rstrip()
-    stated = entry.severity or entry.number
-    if not (beside or stated or entry.event):
+    if _STACK in attributes:
+        stack = attributes[_STACK]
+        if isinstance(stack, str) and stack and stack not in message:
+            message = f"{message}\n{stack.rstrip()}" if message else stack.rstrip()
+    stated = severity or number
+    if not (attributes or trace or span or stated or event):
         raw = text if isinstance(body, str) or body is None else json_of(body)
         return message, None if raw == message else raw
     fields: dict[str, Any] = {} if body is None else {"body": body}
     if stated:
         fields["severity"] = stated
-    if entry.event:
-        fields["event_name"] = entry.event
-    raw = json_of(fields | beside)
+    if event:
+        fields["event_name"] = event
+    raw = json_of(_with_fields(fields, attributes, trace, span))
     return message or (raw if body is None else ""), raw
 
 
-def _fields_beside(entry: Entry) -> dict[str, Any]:
-    """Attributes, trace and span."""
-    attributes = entry.attributes
+def _with_fields(
+    fields: dict[str, Any], attributes: Mapping[str, Any], trace: str, span: str
+) -> dict[str, Any]:
+    """And attributes, trace and span."""
     if _RESERVED.isdisjoint(attributes):
-        fields = dict(attributes)
+        fields.update(attributes)
     else:
-        fields = {f"attributes.{k}" if k in _RESERVED else k: value for k, value in attributes.items()}
-    if entry.trace:
-        fields["trace_id"] = entry.trace
-    if entry.span:
-        fields["span_id"] = entry.span
+        fields |= {f"attributes.{k}" if k in _RESERVED else k: value for k, value in attributes.items()}
+    if trace:
+        fields["trace_id"] = trace
+    if span:
+        fields["span_id"] = span
     return fields
 
 
