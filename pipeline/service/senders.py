@@ -82,9 +82,10 @@ class SenderCounts:
     ) -> None:
         """One more request. `records`: those that are in by it."""
         with self._lock:
-            if sender not in self._counts and len(self._counts) >= MAX_SENDERS:
-                return
-            counts = self._counts.setdefault(sender, _Counts())
+            if (counts := self._counts.get(sender)) is None:
+                if len(self._counts) >= MAX_SENDERS:
+                    return
+                counts = self._counts[sender] = _Counts()
             counts.lines += lines
             counts.requests += 1
             counts.refused += refused

@@ -53,12 +53,12 @@ class IntakeApp:
     a fifth of the processor time of a small one."""
 
     def __init__(self, posts: Mapping[str, Exchange], others: ASGIApp) -> None:
-        self._posts, self._others = posts, others
+        self.posts, self._others = posts, others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, as ASGI gives it."""
         posted = scope["type"] == "http" and scope["method"] in ("POST", "PUT")
-        exchange = self._posts.get(scope["path"]) if posted else None
+        exchange = self.posts.get(scope["path"]) if posted else None
         if exchange is None:
             await self._others(scope, receive, send)
             return
@@ -89,13 +89,15 @@ def intake_app(service: Service, listener: Listener) -> IntakeApp:
     async def acks(request: Request) -> Response:
         try:
             with service.room.shared() as share:
-                await hec._key(hec._hints(request).headers)
+                await hec._key(hec.hints_of(request.scope).headers)
                 body = await receive_body(request.stream(), encoding="identity", share=share)
                 return Response(hec_answers.hec_acks(body), media_type=JSON)
         except Undecodable as exc:
-            return hec.dialect.refused(hec._hints(request), RequestRefused(Refusal.UNDECODABLE, str(exc)))
+            return hec.dialect.refused(
+                hec.hints_of(request.scope), RequestRefused(Refusal.UNDECODABLE, str(exc))
+            )
         except RequestRefused as refused:
-            return hec.dialect.refused(hec._hints(request), refused)
+            return hec.dialect.refused(hec.hints_of(request.scope), refused)
 
     async def healthy(_request: Request) -> Response:
         status, text = hec_answers.hec_answer(hec_answers.HEALTHY)

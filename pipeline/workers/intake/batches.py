@@ -67,27 +67,37 @@ def take_rows(records: PushedRecords, rows: Sequence[int]) -> PushedRecords:
     return msgspec.structs.replace(_rows_of(records, rows, named=True), places=None)
 
 
-def text_size(records: PushedRecords) -> int:
-    """Bytes of text. Raises Undecodable for lone surrogates."""
+def lines_and_bytes(records: PushedRecords) -> tuple[int, int]:
+    """Physical lines and bytes of text, as `records.lines` and `records.size`. Raises Undecodable for lone
+    surrogates."""
+    texts = records.texts
+    text = "\n".join(texts)
+    parsed = records.messages if records.raws is not None else ()
+    named = (records.hosts, records.processes, records.services)
     try:
-        for column in (records.hosts, records.processes, records.services):
-            "".join(filter(None, column or ())).encode()
-        return records.size
+        size = len(text.encode()) - max(0, len(texts) - 1) + len("".join(filter(None, parsed)).encode())
+        "".join(filter(None, itertools.chain.from_iterable(column or () for column in named))).encode()
     except UnicodeEncodeError:
         raise Undecodable("a record holds a lone surrogate, which is no text; send valid UTF-8") from None
+    return text.count("\n") + 1, size
 
 
 def with_usable_names(records: PushedRecords) -> PushedRecords:
     """With names of workloads that can be part of keys and file names."""
     names = records.workloads or [UNKNOWN] * records.height
-    cleaned = {name: _usable(name) for name in set(names)}
-    if records.workloads is not None and all(old == new for old, new in cleaned.items()):
+    different = set(names)
+    if records.workloads is not None and all(map(_is_usable, different)):
         return records
+    cleaned = {name: _usable(name) for name in different}
     return msgspec.structs.replace(records, workloads=[cleaned[name] for name in names])
 
 
+def _is_usable(name: str) -> bool:
+    return name.isprintable() and 0 < len(name) <= MAX_NAME
+
+
 def _usable(name: str) -> str:
-    if name.isprintable() and 0 < len(name) <= MAX_NAME:
+    if _is_usable(name):
         return name
     return printable_name(name)[:MAX_NAME] or UNKNOWN
 

@@ -46,6 +46,31 @@ _HEC: Final = {
 _MENDED: Final = (Refusal.KEY_MISSING, Refusal.KEY_WRONG, Refusal.FORBIDDEN)
 
 
+class PreparedResponse(Response):
+    """An answer that many requests get."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.wire = wire_form(self)
+
+
+class CutResponse(Response):
+    """A head that announces a body, and the end of the connection before it."""
+
+    def __init__(self, status_code: int) -> None:
+        super().__init__(status_code=status_code)
+        self.raw_headers = [(b"content-length", b"1"), (b"connection", b"close")]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+
+
+def wire_form(response: Response) -> bytes:
+    """The headers, the empty line and the body, as HTTP/1.1 has them."""
+    lines = [b"%b: %b\r\n" % header for header in response.raw_headers]
+    return b"".join((*lines, b"\r\n", response.body))
+
+
 class Dialect(ABC):
     """One protocol over HTTP."""
 
@@ -62,6 +87,12 @@ class Dialect(ABC):
     @abstractmethod
     def refused(self, hints: Hints, refused: RequestRefused, /) -> Response:
         """The answer to any other."""
+
+
+_OTLP_STORED: Final = {
+    encoding: PreparedResponse(otlp_answers.otlp_success(encoding), media_type=encoding)
+    for encoding in (otlp_answers.PROTOBUF, JSON)
+}
 
 
 class OtlpDialect(Dialect):
@@ -81,6 +112,8 @@ class OtlpDialect(Dialect):
 
     def stored(self, _body: bytes, hints: Hints, decoded: Decoded, /) -> Response:
         encoding = _otlp_encoding(hints)
+        if not decoded.rejected:
+            return _OTLP_STORED[encoding]
         return Response(
             otlp_answers.otlp_success(encoding, rejected=decoded.rejected, why=decoded.why),
             media_type=encoding,
@@ -90,14 +123,6 @@ class OtlpDialect(Dialect):
         encoding = _otlp_encoding(hints)
         text = otlp_answers.otlp_refusal(encoding, code=_GRPC[refused.kind], message=str(refused))
         return Response(text, STATUS[refused.kind], _headers(refused), media_type=encoding)
-
-
-class CutResponse(Response):
-    """A head that announces a body, and the end of the connection before it."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        head = [(b"content-length", b"1"), (b"connection", b"close")]
-        await send({"type": "http.response.start", "status": self.status_code, "headers": head})
 
 
 class BulkDialect(Dialect):
@@ -127,6 +152,9 @@ class BulkDialect(Dialect):
         return Response(bulk.bulk_error(kind, str(refused), status=status), status, headers, media_type=JSON)
 
 
+_LOKI_STORED: Final = PreparedResponse(status_code=204)
+
+
 class LokiDialect(Dialect):
     """Loki's push: 204 and nothing else is a success to some of its clients."""
 
@@ -137,7 +165,7 @@ class LokiDialect(Dialect):
         return loki.decode_push(body, replace(hints, one_by_one=_is_nameless(hints)))
 
     def stored(self, _body: bytes, _hints: Hints, _decoded: Decoded, /) -> Response:
-        return Response(status_code=204)
+        return _LOKI_STORED
 
     def refused(self, _hints: Hints, refused: RequestRefused, /) -> Response:
         status = 429 if refused.kind in AGAIN else STATUS[refused.kind]

@@ -10,8 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from pipeline.errors import BadInput, RedisUnavailable
 from pipeline.logs import logger
@@ -23,7 +22,7 @@ from pipeline.records.pushed import PushedRecords
 from pipeline.service.senders import SenderCounts, SentBy
 from pipeline.sources.protocols.contract import Decoded
 from pipeline.sources.protocols.workloads import UNKNOWN
-from pipeline.workers.intake.batches import take_rows, text_size, window_batches, with_usable_names
+from pipeline.workers.intake.batches import lines_and_bytes, take_rows, window_batches, with_usable_names
 from pipeline.workers.intake.identity import Identity, told_apart
 from pipeline.workers.intake.taking import IDLE_S, Turns
 
@@ -49,6 +48,17 @@ class IdentityConflict(BadInput):
 T = TypeVar("T")
 
 
+class Reply(Protocol):
+    """Where the answer to a request goes: a future, or what writes it at once."""
+
+    def done(self) -> bool:
+        """Whether nobody waits for it any more."""
+
+    def set_result(self, answer: Accepted | Full, /) -> None: ...
+
+    def set_exception(self, error: Exception, /) -> None: ...
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Waiting:
     """A request, or its part for one Redis, until it is decided."""
@@ -58,7 +68,7 @@ class _Waiting:
     size: int
     backfill: bool
     since: float
-    answer: "asyncio.Future[Accepted | Full]"
+    answer: "_Counted | _Part"
 
     def decide(self, answer: Accepted | Full) -> None:
         if not self.answer.done():  # its sender may have gone
@@ -67,6 +77,98 @@ class _Waiting:
     def fail(self, error: Exception) -> None:
         if not self.answer.done():
             self.answer.set_exception(error)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Counted:
+    """The end of a request: it leaves the memory of the door, is counted, and its sender is told."""
+
+    door: "Door"
+    sender: SentBy
+    records: PushedRecords
+    lines: int
+    size: int
+    held: int  # bytes of it in `Door.held`
+    since: float
+    reply: Reply
+
+    def done(self) -> bool:
+        return self.reply.done()
+
+    def set_result(self, answer: Accepted | Full) -> None:
+        full = isinstance(answer, Full)
+        self.count(
+            "full"
+            if full
+            else "duplicate"
+            if isinstance(answer, Accepted) and answer.duplicate
+            else "accepted"
+        )
+        self.reply.set_result(answer)
+
+    def set_exception(self, error: Exception) -> None:
+        self.count(
+            "conflict"
+            if isinstance(error, IdentityConflict)
+            else "away"
+            if isinstance(error, RedisUnavailable)
+            else "failed"
+        )
+        self.reply.set_exception(error)
+
+    def count(self, outcome: str) -> None:
+        """Once for each request."""
+        self.door.held -= self.held
+        records, duplicate = self.records, outcome == "duplicate"
+        in_now = duplicate or outcome == "accepted"
+        lines = self.lines if in_now and records.height else 0
+        seconds = asyncio.get_running_loop().time() - self.since
+        metrics.request_ended(self.sender.protocol, outcome, lines, self.size, seconds)
+        self.door.senders.heard(
+            self.sender,
+            lines=0 if duplicate else lines,
+            refused=not in_now,
+            duplicate=duplicate,
+            records=records if outcome == "accepted" else None,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Parts:
+    """The answers to the parts of a request that went to several Redis."""
+
+    request: _Counted
+    missing: int
+    answers: list[Accepted | Full | Exception] = field(default_factory=list)
+
+    def add(self, answer: Accepted | Full | Exception) -> None:
+        self.answers.append(answer)
+        if len(self.answers) < self.missing or self.request.done():
+            return
+        worst = _worst(self.answers)
+        if isinstance(worst, Exception):
+            self.request.set_exception(worst)
+        else:
+            self.request.set_result(worst)
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """The answer to one of them."""
+
+    parts: _Parts
+    decided: bool = False
+
+    def done(self) -> bool:
+        return self.decided or self.parts.request.done()
+
+    def set_result(self, answer: Accepted | Full) -> None:
+        self.decided = True
+        self.parts.add(answer)
+
+    def set_exception(self, error: Exception) -> None:
+        self.decided = True
+        self.parts.add(error)
 
 
 class Door:
@@ -90,73 +192,70 @@ class Door:
 
         Raises Undecodable for records that are no text, IdentityConflict, and RedisUnavailable when it is
         unknown whether the request is in."""
-        loop = asyncio.get_running_loop()
-        records = with_usable_names(decoded.records)
-        began = loop.time() if since is None else since
-        outcome, size = "failed", text_size(records)
-        answer: Accepted | Full = Accepted(batch_id="")
+        reply: asyncio.Future[Accepted | Full] = asyncio.get_running_loop().create_future()
+        counted = self.put(decoded, identity=identity, sender=sender, since=since, reply=reply)
         try:
-            if records.height:
-                answer = await self._decided(records, size, told_apart(identity), began)
-            outcome = "full" if isinstance(answer, Full) else "duplicate" if answer.duplicate else "accepted"
-        except IdentityConflict:
-            outcome = "conflict"
-            raise
-        except RedisUnavailable:
-            outcome = "away"
-            raise
+            return await reply
         finally:
-            lines = records.lines if outcome in ("accepted", "duplicate") and records.height else 0
-            metrics.request_ended(sender.protocol, outcome, lines, size, loop.time() - began)
-            duplicate = outcome == "duplicate"
-            in_now = outcome in ("accepted", "duplicate")
-            self.senders.heard(
-                sender,
-                lines=0 if duplicate else lines,
-                refused=not in_now,
-                duplicate=duplicate,
-                records=records if outcome == "accepted" else None,
-            )
-        return answer
+            if reply.cancelled():
+                counted.count("failed")
 
-    async def _decided(
-        self, records: PushedRecords, size: int, identities: tuple[RequestIdentity, ...], since: float
-    ) -> Accepted | Full:
-        if self.held and self.held + size > HELD_BYTES:
-            return Full(pending_bytes=self.held, pending_batches=0, reason="process", retry_after_s=RETRY_S)
+    def put(
+        self, decoded: Decoded, *, identity: Identity, sender: SentBy, since: float | None, reply: Reply
+    ) -> _Counted:
+        """As `take`. Its answer or its error goes to `reply`, perhaps before this returns; Undecodable is
+        raised."""
+        records = with_usable_names(decoded.records)
+        lines, size = lines_and_bytes(records)
+        began = asyncio.get_running_loop().time() if since is None else since
+        counted = _Counted(
+            door=self,
+            sender=sender,
+            records=records,
+            lines=lines,
+            size=size,
+            held=0,
+            since=began,
+            reply=reply,
+        )
+        if not records.height:
+            counted.set_result(Accepted(batch_id=""))
+        elif self.held and self.held + size > HELD_BYTES:
+            counted.set_result(
+                Full(pending_bytes=self.held, pending_batches=0, reason="process", retry_after_s=RETRY_S)
+            )
+        else:
+            self._gather(counted, told_apart(identity))
+        return counted
+
+    def _gather(self, counted: _Counted, identities: tuple[RequestIdentity, ...]) -> None:
+        """The request goes to the window of its Redis, or its parts to those of several."""
+        records = counted.records
         backfill = self.producer.is_past(records.latest)
         cells = self._by_cell(records)
-        self.held += size
-        try:
-            if len(cells) == 1:
-                ((producer, _, _),) = cells
-                window = self._window(producer)
-                return await window.take(
-                    records, identities=identities, size=size, backfill=backfill, since=since
+        counted.held = counted.size
+        self.held += counted.size
+        parts = _Parts(counted, len(cells))
+        for producer, part, rows in cells:
+            apart = len(cells) > 1 and len(identities) > 1
+            self._window(producer).add(
+                _Waiting(
+                    records=part,
+                    identities=tuple(identities[row] for row in rows) if apart else identities,
+                    size=counted.size,
+                    backfill=backfill,
+                    since=counted.since,
+                    answer=_Part(parts) if len(cells) > 1 else counted,
                 )
-            answers = await asyncio.gather(
-                *(
-                    self._window(producer).take(
-                        part,
-                        identities=identities
-                        if len(identities) == 1
-                        else tuple(identities[row] for row in rows),
-                        size=size,
-                        backfill=backfill,
-                        since=since,
-                    )
-                    for producer, part, rows in cells
-                ),
-                return_exceptions=True,
             )
-        finally:
-            self.held -= size
-        return _worst(answers)
 
     def _by_cell(self, records: PushedRecords) -> list[tuple[Producer, PushedRecords, Sequence[int]]]:
         """The records of each Redis, and their rows. Most pipelines have one."""
         names = records.workloads or [UNKNOWN]
-        cells = {name: self.producer.cell(name) for name in set(names)}
+        different = set(names)
+        if len(different) == 1:
+            return [(self.producer.cell(names[0]), records, range(records.height))]
+        cells = {name: self.producer.cell(name) for name in different}
         if len(set(map(id, cells.values()))) == 1:
             return [(next(iter(cells.values())), records, range(records.height))]
         rows: dict[int, list[int]] = {}
@@ -210,32 +309,14 @@ class _Window:
         """When the next commit may begin."""
         return self.committed + self.pause_s
 
-    async def take(
-        self,
-        records: PushedRecords,
-        *,
-        identities: tuple[RequestIdentity, ...],
-        size: int,
-        backfill: bool,
-        since: float,
-    ) -> Accepted | Full:
-        loop = asyncio.get_running_loop()
+    def add(self, request: _Waiting) -> None:
         if self._task is None or self._task.done():
-            self._task = loop.create_task(self._run(), name="intake-window")
-        request = _Waiting(
-            records=records,
-            identities=identities,
-            size=size,
-            backfill=backfill,
-            since=since,
-            answer=loop.create_future(),
-        )
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="intake-window")
         self.waiting.append(request)
-        self._records += records.height
-        self._bytes += size
+        self._records += request.records.height
+        self._bytes += request.size
         self._some.set()
         self._look()
-        return await request.answer
 
     def hurry(self) -> None:
         self.closing = True
@@ -247,8 +328,8 @@ class _Window:
             await self._task
         self.thread.shutdown()
 
-    async def _in_thread(self, work: Callable[..., T], *args: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self.thread, work, *args)
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self.thread, work)
 
     def _look(self) -> None:
         if self._records >= self.producer.settings.internal.batch_records or self._bytes >= WINDOW_BYTES:
@@ -329,14 +410,17 @@ class _Window:
     async def _accepted(self, unit: Sequence[_Waiting]) -> Accepted | Full | Known:
         """Tries the same batches again where the answer of Redis was lost."""
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
-        batches = await self._in_thread(self._batches, unit)
+        identities = [identity for request in unit for identity in request.identities]
+        batches: list[Batch] = []
+
+        def accept() -> Accepted | Full | Known:
+            if not batches:
+                batches.extend(self._batches(unit))
+            return self.producer.accept_all(batches, identities, backfill=unit[0].backfill)
+
         while True:
             try:
-                answer = await self._in_thread(
-                    partial(self.producer.accept_all, backfill=unit[0].backfill),
-                    batches,
-                    [identity for request in unit for identity in request.identities],
-                )
+                answer = await self._in_thread(accept)
             except RedisUnavailable:
                 if self.closing or asyncio.get_running_loop().time() > deadline:
                     raise
@@ -410,13 +494,11 @@ def _without_known(unit: Sequence[_Waiting], known: Known) -> list[_Waiting]:
     return remaining
 
 
-def _worst(answers: "Sequence[Accepted | Full | BaseException]") -> Accepted | Full:
-    """The answer of a request whose parts went to several Redis."""
-    for kind in (BaseException, Full):
+def _worst(answers: Sequence[Accepted | Full | Exception]) -> Accepted | Full | Exception:
+    """The answer to a request whose parts went to several Redis."""
+    for kind in (Exception, Full):
         for answer in answers:
-            if isinstance(answer, BaseException) and kind is BaseException:
-                raise answer
-            if isinstance(answer, Full) and kind is Full:
+            if isinstance(answer, kind):
                 return answer
     accepted = [answer for answer in answers if isinstance(answer, Accepted)]
     return next((answer for answer in accepted if not answer.duplicate), accepted[0])

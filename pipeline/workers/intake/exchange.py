@@ -6,9 +6,10 @@ Only the decoder and the words of the answer differ between protocols (dialects.
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, ClassVar, Final
 
 import redis
+from starlette.datastructures import QueryParams
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -27,6 +28,7 @@ from pipeline.workers.intake.dialects import Dialect
 from pipeline.workers.intake.door import Door, IdentityConflict
 from pipeline.workers.intake.refusals import Refusal, RequestRefused
 from pipeline.workers.intake.rule_book import RuleBook
+from pipeline.workers.short_way.requests import WAITED
 
 # Decoding a small body takes less than handing it to a thread.
 INLINE_BYTES: Final = 32 << 10
@@ -56,37 +58,45 @@ class Service:
 class Exchange:
     """One request of a protocol, from its key to its answer."""
 
+    by_pieces: ClassVar[bool] = False  # a body is decoded while it arrives
+
     def __init__(self, service: Service, listener: Listener, dialect: Dialect) -> None:
         self.service, self.listener, self.dialect = service, listener, dialect
 
     async def __call__(self, request: Request) -> Response:
         since = asyncio.get_running_loop().time()
-        if size := _small_size(request.scope["headers"]):
+        if WAITED not in request.scope and (size := _small_size(request.scope["headers"])):
             await self.service.door.turns.begin(size)
-        hints, name = self._hints(request), ""
+        hints, name = self.hints_of(request.scope), ""
         try:
             with self.service.room.shared() as share:
                 key = await self._key(hints.headers)
                 name = key.name if key else ""
                 if key is not None:
-                    hints = replace(hints, key=name, workload=key.workload or hints.workload)
-                encoding = hints.headers.get("content-encoding", "identity").strip().lower()
-                if encoding == "snappy" and self.dialect.protocol == "loki":
-                    encoding = "identity"  # the decoder unpacks the block
+                    hints = hints_of_key(hints, key)
+                encoding = self.encoding_of(hints)
                 return await self._answered(request, hints, key, encoding, share, since=since)
-        except RequestRefused as refused:
-            if refused.kind not in (Refusal.FULL, Refusal.AWAY, Refusal.CONFLICT):
-                metrics.request_refused(self.dialect.protocol)
-                sender = SentBy(protocol=self.dialect.protocol, key=name, peer=hints.peer)
-                self.service.door.senders.heard(sender, refused=True)
-            return self.dialect.refused(hints, refused)
         except ClientDisconnect:
             return Response(status_code=400)  # without a reader
-        except Exception:  # noqa: BLE001 - one request must not end the others
-            logger().exception("intake.failed", protocol=self.dialect.protocol)
-            return self.dialect.refused(
-                hints, RequestRefused(Refusal.FAILED, "the intake failed; send it again")
-            )
+        except Exception as exc:  # noqa: BLE001 - one request must not end the others
+            return self.refusal(exc, hints, name)
+
+    def refusal(self, exc: Exception, hints: Hints, key: str) -> Response:
+        """The answer to a request that is not in. `key`: the name of the sender's key."""
+        refused = as_refusal(exc)
+        if refused.kind is Refusal.FAILED:
+            logger().error("intake.failed", protocol=self.dialect.protocol, exc_info=exc)
+        elif refused.kind not in (Refusal.FULL, Refusal.AWAY, Refusal.CONFLICT):
+            metrics.request_refused(self.dialect.protocol)
+            sender = SentBy(protocol=self.dialect.protocol, key=key, peer=hints.peer)
+            self.service.door.senders.heard(sender, refused=True)
+        return self.dialect.refused(hints, refused)
+
+    def encoding_of(self, hints: Hints) -> str:
+        """By which the body is to be decompressed."""
+        encoding = hints.headers.get("content-encoding", "identity").strip().lower()
+        # The decoder of Loki unpacks the block itself.
+        return "identity" if encoding == "snappy" and self.dialect.protocol == "loki" else encoding
 
     async def _answered(
         self,
@@ -110,14 +120,17 @@ class Exchange:
         self, body: bytes, hints: Hints, key: SenderKey | None, since: float | None = None
     ) -> Decoded:
         """The records of a body, once they are in. `since`: as of `Door.take`. Raises RequestRefused."""
-        decoded = await self._decoded(body, hints)
-        self._check_workloads(decoded, key)
-        await self._take(decoded, body, hints, key, since)
+        try:
+            decoded = await self._decoded(body, hints)
+            self.check_workloads(decoded, key)
+            await self._take(decoded, body, hints, key, since)
+        except (Undecodable, IdentityConflict, RedisUnavailable) as exc:
+            raise as_refusal(exc) from exc
         return decoded
 
-    def _hints(self, request: Request) -> Hints:
-        scope = request.scope
-        query = dict(request.query_params) if scope["query_string"] else {}
+    def hints_of(self, scope: Mapping[str, Any]) -> Hints:
+        """Of a scope of ASGI."""
+        query = dict(QueryParams(scope["query_string"])) if scope["query_string"] else {}
         headers: dict[str, str] = {}  # the first of each name; the headers of Starlette search for each
         for field_name, value in scope["headers"]:
             headers.setdefault(field_name.decode("latin-1"), value.decode("latin-1"))
@@ -133,19 +146,20 @@ class Exchange:
         )
 
     async def _key(self, headers: Mapping[str, str]) -> SenderKey | None:
-        ring = self.service.keys.recent() or await self.service.ring()
+        return self.key_of(headers, self.service.keys.recent() or await self.service.ring())
+
+    def key_of(self, headers: Mapping[str, str], ring: KeyRing) -> SenderKey | None:
+        """The sender's key, None where none is needed. Raises RequestRefused."""
         return check_access(headers, ring, host=self.listener.host, loopback=self.listener.loopback)
 
     async def _decoded(self, body: bytes, hints: Hints) -> Decoded:
-        try:
-            if len(body) <= INLINE_BYTES:
-                return self.dialect.decode(body, hints)
-            async with self.service.decoding:
-                return await asyncio.to_thread(self.dialect.decode, body, hints)
-        except Undecodable as exc:
-            raise RequestRefused(Refusal.UNDECODABLE, str(exc)) from exc
+        if len(body) <= INLINE_BYTES:
+            return self.dialect.decode(body, hints)
+        async with self.service.decoding:
+            return await asyncio.to_thread(self.dialect.decode, body, hints)
 
-    def _check_workloads(self, decoded: Decoded, key: SenderKey | None) -> None:
+    def check_workloads(self, decoded: Decoded, key: SenderKey | None) -> None:
+        """Raises RequestRefused for a workload that the key may not send for."""
         wrong = key and key.forbids(decoded.records.workloads or ())
         if key and wrong:
             raise RequestRefused(
@@ -157,31 +171,47 @@ class Exchange:
     async def _take(
         self, decoded: Decoded, body: bytes, hints: Hints, key: SenderKey | None, since: float | None
     ) -> None:
-        name = key.name if key else ""
+        answer = await self.service.door.take(
+            decoded,
+            identity=self.identity_of(decoded, body, hints),
+            sender=SentBy(protocol=self.dialect.protocol, key=key.name if key else "", peer=hints.peer),
+            since=since,
+        )
+        if isinstance(answer, Full):
+            raise RequestRefused(Refusal.FULL, str(answer))
+
+    def identity_of(self, decoded: Decoded, body: bytes, hints: Hints) -> identity.Identity:
+        """Raises RequestRefused."""
         declared = hints.headers.get("idempotency-key") or hints.query.get("batch_id", "")
         if len(declared) > MAX_IDENTITY:
             raise RequestRefused(
                 Refusal.UNDECODABLE, f"the Idempotency-Key is too long; use at most {MAX_IDENTITY} characters"
             )
-        path = hints.path
-        request_identity = (
-            identity.declared(declared, body, key=name, path=path)
-            if declared
-            else identity.of_request(decoded, body, key=name, path=path)
-        )
-        sender = SentBy(protocol=self.dialect.protocol, key=name, peer=hints.peer)
-        try:
-            answer = await self.service.door.take(
-                decoded, identity=request_identity, sender=sender, since=since
-            )
-        except IdentityConflict as exc:
-            raise RequestRefused(Refusal.CONFLICT, str(exc)) from exc
-        except Undecodable as exc:
-            raise RequestRefused(Refusal.UNDECODABLE, str(exc)) from exc
-        except RedisUnavailable:
-            raise RequestRefused(Refusal.AWAY, "Redis does not answer; send again in a moment") from None
-        if isinstance(answer, Full):
-            raise RequestRefused(Refusal.FULL, str(answer))
+        if declared:
+            return identity.declared(declared, body, key=hints.key, path=hints.path)
+        return identity.of_request(decoded, body, key=hints.key, path=hints.path)
+
+
+def hints_of_key(hints: Hints, key: SenderKey) -> Hints:
+    """With the name and the workload of the sender's key."""
+    return replace(hints, key=key.name, workload=key.workload or hints.workload)
+
+
+def as_refusal(exc: Exception) -> RequestRefused:
+    """Why a request is not in, for its sender."""
+    match exc:
+        case RequestRefused():
+            return exc
+        case IdentityConflict():
+            refused = RequestRefused(Refusal.CONFLICT, str(exc))
+        case Undecodable():
+            refused = RequestRefused(Refusal.UNDECODABLE, str(exc))
+        case RedisUnavailable():
+            refused = RequestRefused(Refusal.AWAY, "Redis does not answer; send again in a moment")
+        case _:
+            refused = RequestRefused(Refusal.FAILED, "the intake failed; send it again")
+    refused.__cause__ = exc
+    return refused
 
 
 def _small_size(headers: Iterable[tuple[bytes, bytes]]) -> int:

@@ -5,15 +5,18 @@ its records carries a time finer than a second: `GET /health 200` is written man
 systemd-journal-upload repeat records with other companions, so each of theirs has an identity.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
-from pipeline.records.batch import digest
+from pipeline.records.batch import digest, prefixed
 from pipeline.records.delivery import RequestIdentity
 from pipeline.sources.protocols.contract import Decoded
 
 _SIZE: Final = 16  # bytes of a digest
+_MOST_PATH: Final = 200  # characters of one whose digest is remembered
 # More identities in one script hold up Redis: 60,000 took half a second on a busy machine.
 MOST_APART: Final = 5_000
 # Of a request, "" for none; or of each of its records.
@@ -29,7 +32,23 @@ def declared(name: str, body: bytes, *, key: str = "", path: str = "") -> str:
 
 def of_body(body: bytes, *, distinct: bool, key: str = "", path: str = "") -> str:
     """The identity by a decompressed body, "" unless its records tell it from an equal one (`distinct`)."""
-    return digest("body", key, path, body, size=_SIZE) if distinct else ""
+    if not distinct:
+        return ""
+    prefix_hash = _prefix_hash if len(path) <= _MOST_PATH else _prefix_hash.__wrapped__
+    hashed = prefix_hash("body", key, path).copy()
+    for piece in prefixed(body):
+        hashed.update(piece)
+    return hashed.hexdigest()
+
+
+@lru_cache(maxsize=256)
+def _prefix_hash(*parts: str) -> "hashlib.blake2b":
+    """A `digest` with these parts, which senders repeat, to be copied and gone on with."""
+    hashed = hashlib.blake2b(digest_size=_SIZE)
+    for part in parts:
+        for piece in prefixed(part):
+            hashed.update(piece)
+    return hashed
 
 
 def of_request(decoded: Decoded, body: bytes, *, key: str = "", path: str = "") -> Identity:
@@ -51,5 +70,9 @@ def of_records(texts: Sequence[bytes], *, key: str = "", path: str = "") -> list
 
 def told_apart(identity: Identity) -> tuple[RequestIdentity, ...]:
     """Identities of this module as the gate compares them."""
-    pairs = (one.partition("=") for one in ([identity] if isinstance(identity, str) else identity))
-    return tuple(RequestIdentity(name=name, body=body) for name, _, body in pairs)
+    return tuple(map(_told_apart, (identity,) if isinstance(identity, str) else identity))
+
+
+def _told_apart(identity: str) -> RequestIdentity:
+    name, _, body = identity.partition("=")
+    return RequestIdentity(name=name, body=body)

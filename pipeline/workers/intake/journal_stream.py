@@ -30,6 +30,8 @@ _EMPTY: Final = Decoded(records=PushedRecords([]), distinct=False)
 class JournalExchange(Exchange):
     """An upload in pieces, where it is not compressed."""
 
+    by_pieces = True
+
     async def _answered(
         self,
         request: Request,

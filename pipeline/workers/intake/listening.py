@@ -16,6 +16,7 @@ from pipeline.workers.intake.exchange import Service
 from pipeline.workers.intake.forward_server import ForwardServer
 from pipeline.workers.intake.grpc_server import Authorize, GrpcServer
 from pipeline.workers.intake.relp_server import RelpServer
+from pipeline.workers.intake.small_requests import SmallRequests
 from pipeline.workers.intake.syslog_server import SyslogDatagrams, SyslogServer
 from pipeline.workers.sockets import TlsFiles
 
@@ -51,7 +52,8 @@ def server_of(
             start=lambda: grpc.start(listener.host, listener.port, tls=tls, share=share), stop=grpc.stop
         )
     if listener.scheme.startswith("http"):
-        return HttpServer(intake_app(service, listener), listener, opened)
+        app = intake_app(service, listener)
+        return HttpServer(app, listener, opened, short_way=SmallRequests(service, app.posts))
     if listener.scheme == "syslog+udp":
         datagrams = SyslogDatagrams(service.door, rules=service.rules)
         return _Startable(start=lambda: datagrams.start(opened), stop=datagrams.stop)

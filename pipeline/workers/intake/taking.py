@@ -34,7 +34,8 @@ class Turns:
         """`due`: when the next window ends, on the clock of the loop."""
         self._due = due
         self._waiting: list[asyncio.Future[None]] = []
-        self._size = 0
+        self._runs: dict[Callable[[], None], None] = {}  # in their order
+        self._count = self._size = 0
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -42,26 +43,38 @@ class Turns:
         """Until the turn of a request with a body of so many bytes. The body may arrive meanwhile."""
         if self._closed:
             return
-        loop = asyncio.get_running_loop()
-        began = loop.create_future()
+        began = asyncio.get_running_loop().create_future()
         self._waiting.append(began)
+        self._grow(size)
+        await began
+
+    def join(self, size: int, run: Callable[[], None]) -> None:
+        """`run` is called once in the turn of this request, however many others name it too."""
+        self._runs[run] = None
+        self._grow(size)
+
+    def _grow(self, size: int) -> None:
+        self._count += 1
         self._size += size
-        if len(self._waiting) >= _MOST_REQUESTS or self._size >= _MOST_BYTES:
+        if self._closed or self._count >= _MOST_REQUESTS or self._size >= _MOST_BYTES:
             self.release()
         elif self._timer is None:
+            loop = asyncio.get_running_loop()
             self._timer = loop.call_at(max(loop.time() + IDLE_S, self._due()), self.release)
-        await began
 
     def release(self) -> bool:
         """The turn of all that wait: they run in the next iteration of the loop. False if none waits."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        waiting, self._waiting, self._size = self._waiting, [], 0
+        waiting, runs = self._waiting, self._runs
+        self._waiting, self._runs, self._count, self._size = [], {}, 0, 0
         for began in waiting:
             if not began.done():
                 began.set_result(None)
-        return bool(waiting)
+        for run in runs:
+            asyncio.get_running_loop().call_soon(run)
+        return bool(waiting or runs)
 
     def close(self) -> None:
         """No request waits from now on."""

@@ -20,12 +20,11 @@ from pipeline.service.access.keys import SenderKeys
 from pipeline.settings import Settings
 from pipeline.settings.listeners import Listener
 from pipeline.workers import http_server
-from pipeline.workers.http_server import HttpServer
 from pipeline.workers.intake import bodies
-from pipeline.workers.intake.app import intake_app
 from pipeline.workers.intake.bodies import Room, receive_body
 from pipeline.workers.intake.door import Door
 from pipeline.workers.intake.exchange import Service
+from pipeline.workers.intake.listening import server_of
 from pipeline.workers.intake.refusals import Refusal, RequestRefused
 from pipeline.workers.sockets import listener_socket
 
@@ -95,7 +94,7 @@ def on_a_server(settings: Settings, use: Any, *, at: str = "http://127.0.0.1:0")
         async def run() -> Any:
             door = Door(Producer(ledger, Submit(None, ledger.client, settings), settings))
             service = Service(door=door, keys=SenderKeys(ledger.client, settings))
-            server = HttpServer(intake_app(service, listener), listener, opened)
+            server = server_of(listener, service, opened=opened)
             await server.start()
             try:
                 return await use(opened.getsockname()[:2])
