@@ -67,7 +67,7 @@ _MAY_HAVE_A_FORMAT: Final = (
     rf"{_MAY_BE_TIMED}|[A-Za-z_]=|^\W*(?:[A-Z]{{3,}}\b|[IWEFD][0-9])|^\s*[{{\[<(\"']|{_CONTINUATION}"
 )
 _JOINED: Final = "end"
-_TOLD: Final = ("raw", "line", "lines")  # the other columns are null until `formats.parse` reads the header
+_FRAMED: Final = ("raw", "line", "lines")  # the other columns are null until `formats.parse` reads the header
 _KEPT_NULLS: Final = 16_384  # rows of such columns that a process keeps, 2 MiB
 
 
@@ -414,7 +414,7 @@ def _completed(joined: pl.DataFrame) -> pl.DataFrame:
     n = joined.height
     nulls = _nulls(_KEPT_NULLS)[:n] if n <= _KEPT_NULLS else _nulls.__wrapped__(n)
     columns = [
-        joined.get_column(name).cast(kind) if name in _TOLD else nulls.get_column(name)
+        joined.get_column(name).cast(kind) if name in _FRAMED else nulls.get_column(name)
         for name, kind in RAW_SCHEMA.items()
     ]
     return pl.DataFrame([*columns, joined.get_column(_JOINED)])
@@ -423,7 +423,7 @@ def _completed(joined: pl.DataFrame) -> pl.DataFrame:
 @cache
 def _nulls(rows: int) -> pl.DataFrame:
     """So many rows of the columns that framing does not tell."""
-    untold = {name: kind for name, kind in RAW_SCHEMA.items() if name not in _TOLD}
+    untold = {name: kind for name, kind in RAW_SCHEMA.items() if name not in _FRAMED}
     return pl.DataFrame(
         [pl.Series(name, [None], dtype=kind).new_from_index(0, rows) for name, kind in untold.items()]
     )

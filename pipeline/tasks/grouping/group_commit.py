@@ -30,7 +30,7 @@ from pipeline.tasks.context import Context
 from pipeline.tasks.grouping.along import alone, claim_others, give_back_apart
 from pipeline.tasks.step import StepResult, attempt, is_external
 
-# What ends a group: as many records as three large batches have. One pass and one commit of these take a
+# A group ends with as many records as three large batches have. One pass and one commit of these take a
 # sixth less of a processor than three. Fresh lines wait behind a group.
 GROUP_RECORDS: Final = 30_000
 GROUP_BATCHES: Final = 64

@@ -202,7 +202,7 @@ def find_keys(frame: pl.DataFrame, patterns: Sequence[KeyPattern] = ()) -> pl.Se
 def _near(
     text: pl.Series, shapes: IdShapes, kinds: Sequence[KeyPattern]
 ) -> Iterator[tuple[KeyPattern, pl.Series]]:
-    """Those of `kinds` with a hint in some text, and the rows of these."""
+    """The kinds with a hint in some text, each with the rows of these texts."""
     rows = text.str.contains(_LITERAL_HINTS).fill_null(value=False).arg_true()
     hits: dict[str, pl.Series] = {}
     if not rows.is_empty():
