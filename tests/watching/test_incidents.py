@@ -135,6 +135,19 @@ def test_packing_at_any_cut_changes_nothing(many: list[IncidentEvent], cuts: lis
     assert cut.pack() == whole.pack() == Incidents.unpack(whole.pack()).pack()
 
 
+@given(many=event_lists, portion=st.integers(1, 4), every=st.integers(60, 900))
+@settings(max_examples=40)
+def test_a_state_that_goes_on_lists_what_one_that_is_read_lists(
+    many: list[IncidentEvent], portion: int, every: int
+) -> None:
+    made = Incidents()
+    for begin in range(0, len(many), portion):
+        made.add(many[begin : begin + portion])
+        assert made.all() == Incidents.unpack(made.pack()).all()
+        made.close(at(begin * every))
+        assert made.all() == Incidents.unpack(made.pack()).all()
+
+
 @given(many=event_lists, again=st.lists(st.integers(0, 24)), now=st.integers(0, 6_000))
 @settings(max_examples=40)
 def test_an_event_that_comes_again_counts_once(many: list[IncidentEvent], again: list[int], now: int) -> None:

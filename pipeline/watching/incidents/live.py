@@ -16,10 +16,10 @@ Young onsets are grouped anew with every new one. LATE after the last they are s
 counts from then on. Everything is bounded, and the packed state takes at most BYTES.
 """
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -28,14 +28,15 @@ from pipeline.errors import BadPayload
 from pipeline.records.batch import digest
 from pipeline.records.wire import Codec
 from pipeline.watching.incidents import values
+from pipeline.watching.incidents.listing import IncidentListing
 from pipeline.watching.incidents.onsets import GAP, Onset, chains, together
 from pipeline.watching.incidents.origins import TraceShape, shape_weight
+from pipeline.watching.incidents.settled import QUIET, SettledIncidents, adjacent
 from pipeline.watching.incidents.values import Cause, Incident, IncidentEvent, Key, YoungCause
 
 __all__ = ["Cause", "Incident", "IncidentEvent", "Incidents"]
 
 WIRE_VERSION: Final = 1
-QUIET: Final = timedelta(minutes=15)  # most retries, health checks and cron jobs repeat within that
 LATE: Final = timedelta(
     minutes=5
 )  # Batches of one moment arrive within that: they wait for seconds, not minutes.
@@ -45,10 +46,6 @@ MAX_YOUNG: Final = 600  # Young onsets; past that the oldest are settled early.
 RECENT: Final = 16_384  # Event ids that are remembered. An event is delivered again within seconds.
 BYTES: Final = 1 << 20
 NOISY: Final = 5  # incidents with a cause before it counts as noise
-SIMILAR: Final = 0.5  # share of an incident's weighted causes that an earlier one has
-COMPARED: Final = 100  # the newest of the similar earlier incidents
-
-_K = TypeVar("_K")
 
 
 class _StateWire(msgspec.Struct, frozen=True, array_like=True):
@@ -70,12 +67,25 @@ class Incidents:
     """The incidents of all events so far. Pure: `close` tells the time."""
 
     def __init__(self) -> None:
-        self.shape = TraceShape()  # what traces show of workloads
+        self._shape = TraceShape()
         self._now: datetime | None = None
         self._recent: dict[bytes, None] = {}  # the newest last
         self._young: dict[Key, list[YoungCause]] = {}  # of one cause more than QUIET apart
         self._groups: list[tuple[str, list[YoungCause]]] = []  # what of them is one incident, by time
-        self._settled = _Settled()
+        self._settled = SettledIncidents()
+        self._listing = IncidentListing()
+        self._changed = False  # young causes, or what their grouping depends on
+        self._facts: dict[int, _Facts] = {}  # by identity of the young cause
+
+    @property
+    def shape(self) -> TraceShape:
+        """What traces show of workloads."""
+        return self._shape
+
+    @shape.setter
+    def shape(self, shape: TraceShape) -> None:
+        if shape is not self._shape and shape != self._shape:  # a new object would be compared each time
+            self._shape = shape
 
     def add(self, events: Iterable[IncidentEvent]) -> None:
         """Add events. Idempotent by event id."""
@@ -93,8 +103,10 @@ class Incidents:
         """Settle the young onsets that no later one can join at `now`, and close what ended."""
         # A clock that is set back counts at once; otherwise nothing would be settled until it catches up.
         self._now = now = values.clamped(now)
-        for key, several in self._young.items():
-            self._young[key] = [y if y.since and y.since <= now else replace(y, since=now) for y in several]
+        for several in self._young.values():
+            for at, young in enumerate(several):
+                if young.since is None or young.since > now:
+                    several[at] = self._same(young, replace(young, since=now))
         self._regroup()
         settled = {id(y) for chain in self._chains() if _is_over(chain, now) for y in chain}
         for name, group in self._groups:
@@ -104,17 +116,15 @@ class Incidents:
 
     def all(self) -> list[Incident]:
         """All incidents, the newest first."""
-        stored = self._settled.copy()
-        for name, group in self._groups:
-            stored.keep(stored.compared(values.make_incident(name, [y.cause for y in group], self.shape)))
-        found = (replace(i, open=self._is_open(i)) for i in stored.incidents.values())
-        return sorted(found, key=lambda i: (i.first, i.id), reverse=True)
+        self._regroup()
+        return self._listing.all(self._settled, self._groups, self._shape, self._open_span())
 
     def pack(self) -> bytes:
         """At most BYTES; the same after `unpack`."""
+        self._regroup()
         young = [y for causes in self._young.values() for y in causes]
         settled = list(self._settled.incidents.values())
-        return _STATES.pack(_StateWire(self._now, b"".join(self._recent), young, settled, self.shape))
+        return _STATES.pack(_StateWire(self._now, b"".join(self._recent), young, settled, self._shape))
 
     @classmethod
     def unpack(cls, blob: bytes | None) -> "Incidents":
@@ -127,7 +137,7 @@ class Incidents:
         wire = _STATES.unpack(blob)
         if len(wire.recent) % 8:
             raise BadPayload(f"the state of incidents is not readable: {len(wire.recent)} bytes of hashes")
-        state._now, state.shape = wire.now, wire.shape
+        state._now, state._shape = wire.now, wire.shape
         state._recent = dict.fromkeys(wire.recent[at : at + 8] for at in range(0, len(wire.recent), 8))
         for young in wire.young:
             state._young.setdefault(young.cause.key, []).append(young)
@@ -136,6 +146,7 @@ class Incidents:
                 state._settled.keep(incident)
         except ValueError as exc:
             raise BadPayload(f"the state of incidents is not readable: {exc}") from exc
+        state._changed = True
         state._regroup()
         return state
 
@@ -146,173 +157,106 @@ class Incidents:
             self._settled.count(name, new.cause)
             # Young ones that were too far from the incident may be near it through this one.
             for other in self._young.pop(key, []):
+                self._changed = True
                 self._take(other)
             return
+        self._changed = True
         several = self._young.get(key, [])
-        touching = [y for y in several if _adjacent(y.cause, new.cause)]
-        distant = [y for y in several if not _adjacent(y.cause, new.cause)]
+        touching = [y for y in several if adjacent(y.cause, new.cause)]
+        distant = [y for y in several if not adjacent(y.cause, new.cause)]
         self._young[key] = [*distant, values.merge_young([new, *touching])]
 
     def _regroup(self) -> None:
         """Group young onsets into incidents; each keeps the id under which it was shown, if possible."""
-        every = {(y.cause.first, key): y for key, several in self._young.items() for y in several}
+        if not self._changed:
+            return
+        facts = [self._facts_of(y) for several in self._young.values() for y in several]
+        every = {(one.onset.first, one.onset.key): one.young for one in facts}
         used = set(self._settled.incidents)
         self._groups, self._young = [], {}
-        for run in together([self._onset(y) for y in every.values()]):
-            group = [every[onset.first, (onset.key[0], onset.key[1])] for onset in run]
+        for run in together([self._onset(every[one.onset.first, one.onset.key]) for one in facts]):
+            group = [every[onset.first, onset.key] for onset in run]
             name = next((y.incident for y in group if y.incident and y.incident not in used), "")
             name = name or _new_id(group[0].cause, used)
             used.add(name)
-            group = [replace(y, incident=name) if y.incident != name else y for y in group]
+            group = [y if y.incident == name else self._same(y, replace(y, incident=name)) for y in group]
             self._groups.append((name, group))
             for y in group:
                 self._young.setdefault(y.cause.key, []).append(y)
+        current = {id(y) for _, group in self._groups for y in group}
+        self._facts = {place: one for place, one in self._facts.items() if place in current}
+        self._changed = False
+
+    def _facts_of(self, young: YoungCause) -> "_Facts":
+        known = self._facts.get(id(young))
+        if known is None:
+            known = self._facts[id(young)] = _Facts(young, young.onset(), values.weight(young))
+        return known
+
+    def _same(self, young: YoungCause, changed: YoungCause) -> YoungCause:
+        """A young cause whose onset and causes did not change with its other fields."""
+        self._changed = True
+        known = self._facts_of(young)
+        self._facts[id(changed)] = _Facts(changed, known.onset, known.weight)
+        return changed
 
     def _onset(self, young: YoungCause) -> Onset:
-        return young.onset(noise=self._settled.times(young.cause.key) >= NOISY)
+        onset = self._facts_of(young).onset
+        if onset.leads and self._settled.times(young.cause.key) >= NOISY:
+            return dataclasses.replace(onset, leads=False)
+        return onset
 
     def _chains(self) -> list[list[YoungCause]]:
         """Runs of young onsets whose grouping depends on each other."""
-        every = {(y.cause.first, key): y for key, several in self._young.items() for y in several}
-        runs = chains([y.onset() for y in every.values()])
-        return [[every[onset.first, (onset.key[0], onset.key[1])] for onset in run] for run in runs]
+        facts = [self._facts_of(y) for several in self._young.values() for y in several]
+        every = {(one.onset.first, one.onset.key): one.young for one in facts}
+        runs = chains([one.onset for one in facts])
+        return [[every[onset.first, onset.key] for onset in run] for run in runs]
 
     def _settle(self, name: str, group: Sequence[YoungCause]) -> None:
+        self._changed = True
         for young in group:
             self._young[young.cause.key].remove(young)
             if not self._young[young.cause.key]:
                 del self._young[young.cause.key]
         self._settled.keep(
-            self._settled.compared(values.make_incident(name, [y.cause for y in group], self.shape))
+            self._settled.compared(values.make_incident(name, [y.cause for y in group], self._shape))
         )
 
+    def _open_span(self) -> tuple[datetime, datetime] | None:
+        """An incident goes on that ends between these times, by event time; None: every one."""
+        return None if self._now is None else (self._now - QUIET, self._now + AHEAD)
+
     def _is_open(self, incident: Incident) -> bool:
-        """Whether it goes on, by event time."""
-        return self._now is None or self._now - QUIET <= incident.last <= self._now + AHEAD
+        span = self._open_span()
+        return span is None or span[0] <= incident.last <= span[1]
 
     def _bound(self) -> None:
-        self._regroup()
         waiting = sum(map(len, self._young.values()))
         if waiting > MAX_YOUNG:
+            self._regroup()
             for name, group in list(self._groups):
                 if waiting <= MAX_YOUNG // 2:
                     break
                 self._settle(name, group)
                 waiting -= len(group)
+        groups = waiting  # as many at most
+        if len(self._settled.incidents) + groups > MAX_INCIDENTS:
             self._regroup()
-        room = BYTES - 64 - 9 * len(self._recent) - shape_weight(self.shape)
-        room -= sum(values.weight(y) for _, group in self._groups for y in group)
-        self._settled.shrink(MAX_INCIDENTS - len(self._groups), room, self._is_open)
+            groups = len(self._groups)
+        room = BYTES - 64 - 9 * len(self._recent) - shape_weight(self._shape)
+        room -= sum(self._facts_of(y).weight for several in self._young.values() for y in several)
+        before = self._settled.version
+        self._settled.shrink(MAX_INCIDENTS - groups, room, self._is_open)
+        self._changed |= self._settled.version != before
 
 
-class _Settled:
-    """Incidents with final causes, and an index from causes to incidents."""
+class _Facts(NamedTuple):
+    """What is computed once of a young cause."""
 
-    def __init__(self) -> None:
-        self.incidents: dict[str, Incident] = {}
-        self._where: dict[Key, list[str]] = {}
-        self._unlisted: dict[bytes, list[str]] = {}
-
-    def copy(self) -> "_Settled":
-        other = _Settled()
-        other.incidents = dict(self.incidents)
-        other._where = {key: list(names) for key, names in self._where.items()}
-        return other
-
-    def keep(self, incident: Incident) -> None:
-        """Raises ValueError for an id that is taken."""
-        if incident.id in self.incidents:
-            raise ValueError(f"incident {incident.id} appears twice")
-        self.incidents[incident.id] = incident
-        for cause in {c.key: c for c in incident.causes}:
-            self._where.setdefault(cause, []).append(incident.id)
-        for key in incident.unlisted:
-            self._unlisted.setdefault(key, []).append(incident.id)
-
-    def times(self, key: Key) -> int:
-        """The number of incidents with the cause."""
-        return len(self._where.get(key, ()))
-
-    def home(self, cause: Cause) -> str | None:
-        """The id of the incident in which the cause goes on."""
-        for name in self._where.get(cause.key, ()):
-            if any(c.key == cause.key and _adjacent(c, cause) for c in self.incidents[name].causes):
-                return name
-        for name in self._unlisted.get(values.key_hash(cause.key), ()) if self._unlisted else ():
-            if _adjacent(self.incidents[name], cause):
-                return name
-        return None
-
-    def count(self, name: str, cause: Cause) -> None:
-        """Count a cause again in its incident."""
-        incident = self.incidents[name]
-        causes = [values.add_cause(c, cause) if c.key == cause.key else c for c in incident.causes]
-        self.incidents[name] = replace(
-            incident,
-            first=min(incident.first, cause.first),
-            last=max(incident.last, cause.last),
-            count=min(incident.count + cause.count, values.MAX_COUNT),
-            causes=values.led(causes),
-        )
-
-    def compared(self, incident: Incident) -> Incident:
-        """The incident with its most similar earlier one.
-
-        An earlier incident is similar if it has at least SIMILAR of the weight of these causes. The most
-        similar has the highest weighted Jaccard index, in steps of 0.1, and of those it is the newest. A
-        cause of n of N incidents weighs log(1 + N / (1 + n)), smoothed inverse document frequency (Spärck
-        Jones, 1972).
-        """
-        total = self._weight({c.key for c in incident.causes})
-        shared: dict[str, float] = {}
-        for key in {c.key for c in incident.causes}:
-            for name in self._where.get(key, ()):
-                shared[name] = shared.get(name, 0.0) + self._weight({key})
-        similar = [
-            self.incidents[name]
-            for name, part in shared.items()
-            if part >= SIMILAR * total and self.incidents[name].first < incident.first
-        ]
-        newest = sorted(similar, key=lambda i: (i.first, i.id), reverse=True)[:COMPARED]
-
-        def similarity(other: Incident) -> tuple[float, datetime, str]:
-            both = shared[other.id]
-            union = total + self._weight({c.key for c in other.causes}) - both
-            return round(both / union, 1), other.first, other.id
-
-        best = max(newest, key=similarity, default=None)
-        return replace(incident, seen_before=None if best is None else best.id, seen=len(similar))
-
-    def shrink(self, limit: int, room: int, is_open: Callable[[Incident], bool]) -> None:
-        """Forget incidents down to `limit`, and `room` bytes in all: closed ones first, by their end."""
-        sizes = {name: values.weight(incident) for name, incident in self.incidents.items()}
-        size = sum(sizes.values())
-        if len(sizes) <= limit and size <= room:
-            return
-        for incident in sorted(self.incidents.values(), key=lambda i: (is_open(i), i.last, i.id)):
-            if len(self.incidents) <= limit and size <= room:
-                return
-            size -= sizes[incident.id]
-            self._forget(incident)
-
-    def _forget(self, incident: Incident) -> None:
-        del self.incidents[incident.id]
-        _drop(self._where, {c.key for c in incident.causes}, incident.id)
-        _drop(self._unlisted, incident.unlisted, incident.id)
-
-    def _weight(self, keys: Iterable[Key]) -> float:
-        return math.fsum(math.log1p(len(self.incidents) / (1 + self.times(key))) for key in sorted(keys))
-
-
-def _drop(index: dict[_K, list[str]], keys: Iterable[_K], name: str) -> None:
-    for key in keys:
-        index[key].remove(name)
-        if not index[key]:
-            del index[key]
-
-
-def _adjacent(one: Cause | Incident, other: Cause) -> bool:
-    return one.first - QUIET <= other.last and other.first - QUIET <= one.last
+    young: YoungCause
+    onset: Onset  # as if it were no noise
+    weight: int  # bytes at most
 
 
 def _is_over(chain: Sequence[YoungCause], now: datetime) -> bool:

@@ -19,19 +19,20 @@ def incident_transitions(before: Iterable[Incident], after: Iterable[Incident]) 
     """
     old, new = {i.id: i for i in before}, {i.id: i for i in after}
     found = []
-    for incident in sorted(new.values(), key=lambda i: (i.first, i.id)):
+    changed = [i for i in new.values() if old.get(i.id) is not i]
+    for incident in sorted(changed, key=lambda i: (i.first, i.id)):
         known = old.get(incident.id)
         was_open = known is not None and known.open
         if incident.open and not was_open:
             found.append(_transition(EventType.INCIDENT_OPENED, incident, ""))
         elif not incident.open and (known is None or was_open):
             found.append(_transition(EventType.INCIDENT_CLOSED, incident, "its causes are over"))
-    homes = {cause.key: i.id for i in new.values() for cause in i.causes}
-    for incident in sorted(old.values(), key=lambda i: (i.first, i.id)):
-        if incident.open and incident.id not in new:
-            home = next((homes[c.key] for c in incident.causes if c.key in homes), "")
-            why = f"its causes belong to {home} now" if home else "it made room for newer ones"
-            found.append(_transition(EventType.INCIDENT_CLOSED, incident, why))
+    left = [i for i in old.values() if i.open and i.id not in new]
+    homes = {cause.key: i.id for i in new.values() for cause in i.causes} if left else {}
+    for incident in sorted(left, key=lambda i: (i.first, i.id)):
+        home = next((homes[c.key] for c in incident.causes if c.key in homes), "")
+        why = f"its causes belong to {home} now" if home else "it made room for newer ones"
+        found.append(_transition(EventType.INCIDENT_CLOSED, incident, why))
     return found
 
 

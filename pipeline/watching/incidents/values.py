@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from pipeline.records.batch import digest
 from pipeline.watching.incidents.leading import Sign, lead_order
 from pipeline.watching.incidents.named import MOST as MOST_NAMED
-from pipeline.watching.incidents.onsets import BURST_SPAN, GAP, Onset
+from pipeline.watching.incidents.onsets import BURST_SPAN, GAP, SPAN, Onset
 from pipeline.watching.incidents.origins import MOST, Clue, LikelyOrigin, TraceShape, likely_origins
 
 MAX_CAUSES: Final = 50  # Listed with one incident, the most urgent; nobody reads more.
@@ -242,6 +242,15 @@ def add_cause(cause: Cause, other: Cause) -> Cause:
         new=cause.new or other.new,
         timed=cause.timed or other.timed,
         named=tuple(sorted({*cause.named, *other.named})[:MOST_NAMED]),
+    )
+
+
+def in_one_place(cause: Cause, counted: Cause) -> bool:
+    """Whether a cause that was counted again surely has its place among the same others (`lead_order`)."""
+    return cause is counted or (
+        (cause.severity, cause.new, cause.first) == (counted.severity, counted.new, counted.first)
+        and cause.count.bit_length() == counted.count.bit_length()
+        and (cause.last - cause.first > SPAN) == (counted.last - counted.first > SPAN)
     )
 
 
