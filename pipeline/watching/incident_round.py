@@ -36,9 +36,10 @@ class IncidentRound:
         familiar = self._familiar(changes)
         events = events_of(self.view.observed, self.found, self.view.minute_counts, familiar=familiar)
         if not events and self.view.now_ms - self.view.incidents_ms < INTERVAL_MS:
+            changes.incidents_now = self.view.incidents
             return changes
         changes.numbers["incidents_ms"] = self.view.now_ms
-        incidents = self._read()
+        incidents = self.view.incidents or self._read()
         if incidents is None:
             return changes
         try:
@@ -51,7 +52,7 @@ class IncidentRound:
         except Exception:  # noqa: BLE001 - costs these events, not the round's sessions and rates
             logger().exception("watch.failed")
             return changes
-        changes.incidents = blob
+        changes.incidents, changes.incidents_now = blob, incidents
         changes.events = transitions
         changes.numbers["incidents"] = sum(incident.open for incident in after)
         return changes

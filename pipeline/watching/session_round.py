@@ -146,7 +146,7 @@ class SessionRound:
     def _add_events(self) -> dict[str, GrowingSession]:
         """Add this round's events to their sessions; returns these sessions by name."""
         pieces = self._collected()
-        touched = self.state.growing(list(pieces))
+        touched = self.state.growing(list(pieces), self.view.sessions)
         self.open = self.view.open + len(pieces) - len(touched)
         self.events = self.view.events
         for name, of_batches in pieces.items():
@@ -182,7 +182,9 @@ class SessionRound:
         if surplus > len(names):
             names = self.state.longest_idle(surplus)
         # A session with new events goes on, whenever it was due; at the end all sessions close.
-        closed = self.state.sessions([name for name in names if name not in touched])
+        closed = self.state.whole(
+            self.state.growing([name for name in names if name not in touched], self.view.sessions)
+        )
         changes.over = set(names) - set(touched)
         if self.end:
             closed |= self.state.whole(touched)
@@ -342,7 +344,8 @@ class SessionRound:
         until_ms = min([view.now_ms, *view.in_flight.values()])
         expired = self.state.expired(until_ms, MAX_CLOSED) if view.histories and not view.more else []
         collected = {name: _collected_as(name) for name in expired}
-        open_ = {*self.state.sessions(list(set(collected.values()))), *changes.sessions} - changes.over
+        kept = self.state.growing(list(set(collected.values())), self.view.sessions)
+        open_ = {*self.state.whole(kept), *changes.sessions} - changes.over
         names = [name for name in expired if name not in changed and collected[name] not in open_]
         changes.more |= len(expired) >= MAX_CLOSED and bool(names)
         too_many_events = math.ceil(count * (1 - MAX_HISTORY_EVENTS / max(1, events)))

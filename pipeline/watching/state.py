@@ -1,14 +1,16 @@
 """The watcher's state in Redis, and the one step in which it changes (redis/lua/watching/watched.lua).
 
 A round reads the oldest observations and the states that they touch, and writes all its changes in one
-script. The script refuses a watcher whose lease was taken over. A process keeps nothing between two rounds,
-so any worker may do the next one. A Redis that lost its last seconds lost observations and states of the same
+script. The script refuses a watcher whose lease was taken over, or whose states are not those of the last
+round. Any worker may do the next round: a process that did the last one keeps some of its states (memory.py),
+and another one reads them. A Redis that lost its last seconds lost observations and states of the same
 moments.
 """
 
 import hashlib
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
@@ -27,6 +29,7 @@ from pipeline.redis.leases import WATCH
 from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 from pipeline.watching.incidents.starts import says_start
+from pipeline.watching.memory import RoundMemory
 from pipeline.watching.observation import Lane, Observation
 from pipeline.watching.rates.minute_counts import MinuteCounts
 from pipeline.watching.sessions.growing import GrowingSession
@@ -104,18 +107,22 @@ class WatcherState:
         self.keys = Keys(settings.redis.key_prefix)
         self.scripts = Scripts(client)
         self._starting: dict[int, bool] = {}  # whether the template is one of a start
+        self._memory: RoundMemory | None = None
 
     def snapshot(self, limit: int, most_events: int) -> View:
         """The state, with the oldest `limit` observations; fewer if these have more events, rows or
         anomalies, or more than about MAX_BYTES, at least one."""
         k = self.keys
+        memory, self._memory = self._memory, None
         # Batches in flight are read first: a batch that is stored meanwhile is at worst in both.
         with answering():
             pipe = self.client.pipeline(transaction=False)
             pipe.time()
-            pipe.hget(k.watching(), "bytes")
+            pipe.hmget(k.watching(), "bytes", "round")
             pipe.llen(k.watching("observations"))
-            (seconds, micros), stored_bytes, count = pipe.execute()
+            (seconds, micros), (stored_bytes, last), count = pipe.execute()
+            if memory is not None and (last or b"").decode() != memory.round:
+                memory = None
             in_flight = self._in_flight()
             # So many observations of the mean size have these bytes.
             most_bytes = min(MAX_BYTES, _ROUND_BYTES + _EVENT_BYTES * most_events)
@@ -126,9 +133,12 @@ class WatcherState:
             pipe.llen(k.watching("observations"))
             pipe.hlen(k.watching("sessions"))
             pipe.hlen(k.watching("pasts"))
-            pipe.hgetall(k.watching("pulses"))
-            numbers, blobs, size, sessions, histories, pulses = pipe.execute()
+            numbers, blobs, size, sessions, histories = pipe.execute()
         stored = text_map(numbers)
+        # A round of another process that came between is refused or found in the step that changes.
+        if memory is not None and stored.get("round", "") != memory.round:
+            memory = None
+        counts = None if memory is None else memory.minute_counts
         observed: list[Observation] = []
         read = events = rows = anomalies = 0
         for blob in blobs:
@@ -142,10 +152,6 @@ class WatcherState:
             read += 1
             if observation is not None:
                 observed.append(observation)
-        minute_counts = {
-            name.decode(): _readable("pulse", MinuteCounts.unpack, blob, workload=name.decode())
-            for name, blob in byte_map(pulses).items()
-        }
         return View(
             now_ms=seconds * 1000 + micros // 1000,
             in_flight=in_flight,
@@ -162,8 +168,19 @@ class WatcherState:
             lost_ms=_times(LOST, stored),
             unkept_ms=_times(UNKEPT, stored),
             incidents_ms=int(stored.get("incidents_ms", 0)),
-            minute_counts={name: counts for name, counts in minute_counts.items() if counts is not None},
+            minute_counts=self._minute_counts() if counts is None else counts,
+            incidents=None if memory is None else memory.incidents,
+            sessions={} if memory is None else memory.sessions,
         )
+
+    def _minute_counts(self) -> dict[str, MinuteCounts]:
+        with answering():
+            pulses = byte_map(self.client.hgetall(self.keys.watching("pulses")))
+        found = {
+            name.decode(): _readable("pulse", MinuteCounts.unpack, blob, workload=name.decode())
+            for name, blob in pulses.items()
+        }
+        return {name: counts for name, counts in found.items() if counts is not None}
 
     def _in_flight(self) -> dict[Lane, int]:
         ids = self.client.zrange(self.keys.due, 0, MAX_IN_FLIGHT - 1)
@@ -187,11 +204,17 @@ class WatcherState:
         """The open ones of these; a damaged one counts as not open."""
         return self.whole(self.growing(names))
 
-    def growing(self, names: Sequence[str]) -> dict[str, GrowingSession]:
-        """The open ones of these, their events unread; a damaged one counts as not open."""
-        return self._read(
-            "sessions", names, lambda name, blob: GrowingSession.unpack(*split_name(name), blob)
+    def growing(
+        self, names: Sequence[str], kept: Mapping[str, GrowingSession] = MappingProxyType({})
+    ) -> dict[str, GrowingSession]:
+        """The open ones of these, their events unread; a damaged one counts as not open. `kept`: those that
+        are not read again."""
+        unread = [name for name in names if name not in kept] if kept else names
+        read = self._read(
+            "sessions", unread, lambda name, blob: GrowingSession.unpack(*split_name(name), blob)
         )
+        found = ((name, kept.get(name) or read.get(name)) for name in names) if kept else read.items()
+        return {name: session for name, session in found if session is not None}
 
     def whole(self, sessions: Mapping[str, GrowingSession]) -> dict[str, OpenSession]:
         """These sessions with their events, without damaged ones."""
@@ -293,8 +316,10 @@ class WatcherState:
             self._starting |= {one: says_start(text) for one, text in self.texts(unknown).items()}
         return {one for one in template_ids if self._starting.get(one)}
 
-    def change(self, changes: Changes, *, token: int) -> bool:
-        """Write all changes in one step. False, without a change, after a takeover or a loss in Redis."""
+    def change(self, changes: Changes, *, token: int, view: View | None = None) -> bool:
+        """Write all changes in one step. False, without a change, after a takeover or a loss in Redis.
+
+        `view`: the state before, of which this process then keeps what the changes made of it."""
         keys = [self.keys.lease(WATCH), *(self.keys.watching(*([name] if name else [])) for name in _KEYS)]
         keys += [self.keys.events, *(self.keys.watching("idle", lane.value) for lane in LANES)]
         wire = RoundWire(
@@ -326,7 +351,10 @@ class WatcherState:
             rows=[pack_entry(*entry) for entry in changes.rows],
             numbers=changes.numbers,
         )
-        return bool(self.scripts.run("watching/watched", keys, [named_arguments_with_bytes(wire)]))
+        changed = bool(self.scripts.run("watching/watched", keys, [named_arguments_with_bytes(wire)]))
+        if changed and view is not None:
+            self._memory = RoundMemory.after(view, changes, wire.name)
+        return changed
 
     def pause(self, seconds: float) -> None:
         """No rounds for so long, because one hung."""

@@ -6,6 +6,7 @@ from typing import Final
 
 import polars as pl
 
+from pipeline.watching.incidents.live import Incidents
 from pipeline.watching.observation import Lane, Observation
 from pipeline.watching.rates.minute_counts import MinuteCounts
 from pipeline.watching.rows import WatcherFinding
@@ -38,6 +39,9 @@ class View:
     unkept_ms: Mapping[str, int]  # per model, when events of its sessions were last not collected
     incidents_ms: int  # when incidents were updated last
     minute_counts: dict[str, MinuteCounts]  # per workload; the round of rates adds to them in place
+    # Those that this process keeps (memory.py); the round changes them in place.
+    incidents: Incidents | None = None
+    sessions: dict[str, GrowingSession] = field(default_factory=dict)  # open ones, by name
 
     @property
     def more(self) -> bool:
@@ -70,6 +74,7 @@ class Changes:
     daily: dict[str, bytes] = field(default_factory=dict)  # templates of a workload that come every day
     rows: list[tuple[str, str, pl.DataFrame]] = field(default_factory=list)  # (batch id, workload, rows)
     incidents: bytes = b""  # b"" leaves them as they are
+    incidents_now: Incidents | None = None  # as Redis has them after the round, None where that is not known
     events: list[tuple[str, str, str]] = field(default_factory=list)  # (type, subject, JSON)
     numbers: dict[str, int] = field(default_factory=dict)  # fields of the hash `watching`
     # The following are no changes in Redis.
@@ -94,6 +99,7 @@ class Changes:
         self.daily |= part.daily
         self.forgotten += part.forgotten
         self.incidents = self.incidents or part.incidents
+        self.incidents_now = self.incidents_now or part.incidents_now
         self.events += part.events
         self.numbers |= part.numbers
         self.found += part.found

@@ -89,6 +89,7 @@ class Watcher:
         old_s = BUSY_OLD_S if (flood or view.more) and not end else RATES_S
         if any(counts.waiting > MOST_WAITING for counts in view.minute_counts.values()):
             view, old_s = view.without_observations(), RATES_S  # all others wait for them
+        failed = False
         try:
             changes, summary = self._changes(view, old_s, end=end and not view.more)
         except TRANSIENT:
@@ -101,8 +102,8 @@ class Watcher:
                 self.max_observations = 1
                 return RoundSummary(more=True)
             # This observation would fail for ever, and the list would drop all others behind it.
-            changes, summary = Changes.of(view), RoundSummary(observations=1, more=True)
-        if not self.state.change(changes, token=token):
+            changes, summary, failed = Changes.of(view), RoundSummary(observations=1, more=True), True
+        if not self.state.change(changes, token=token, view=None if failed else view):
             raise LeaseRefused(
                 "another process watches now, or Redis lost the state that this round had read"
             )

@@ -31,16 +31,18 @@ from pipeline.settings import Settings
 from pipeline.tasks import compact
 from pipeline.tasks import watch as task
 from pipeline.tasks.context import Context
-from pipeline.watching import rate_round, session_round, state
+from pipeline.watching import memory, rate_round, session_round, state
 from pipeline.watching import watcher as module
 from pipeline.watching.callbacks import Callbacks
 from pipeline.watching.incidents.live import Incidents
 from pipeline.watching.incidents.origins import TraceShape
 from pipeline.watching.observation import Lane, Observation, observe
 from pipeline.watching.rates import minute_counts
+from pipeline.watching.rates.minute_counts import MinuteCounts
 from pipeline.watching.rates.rates import Rates
 from pipeline.watching.rows import MAX_ROWS, marked_as, template_of
 from pipeline.watching.sessions.follow_ups import FollowUps
+from pipeline.watching.sessions.growing import GrowingSession
 from pipeline.watching.sessions.model import NORMAL, SessionVerdict
 from pipeline.watching.state import WatcherState
 from pipeline.watching.table import ObservedTable
@@ -311,6 +313,77 @@ def test_what_one_watcher_leaves_another_process_goes_on_with(world: World) -> N
     assert world.rules.judged == [(OPEN, FAULT)]
 
 
+def anomalous_lines(world: World) -> int:
+    incidents = Incidents.unpack(world.watcher.state.incidents()).all()
+    return sum(cause.count for one in incidents for cause in one.causes if cause.kind == "template")
+
+
+def no_reading(*_: object) -> None:
+    raise AssertionError("a state was read again")
+
+
+def test_a_process_reads_no_state_again_that_it_wrote_in_the_last_round(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.stored(("a", 0, OPEN), anomalous=True)
+    world.round()
+    world.stored(("a", 1, FAULT), anomalous=True)
+    with monkeypatch.context() as patch:
+        for kind in (MinuteCounts, Incidents, GrowingSession):
+            patch.setattr(kind, "unpack", no_reading)
+        world.round()
+        told = world.round(end=True)
+    assert len(told.found) == 1 and world.rules.judged == [(OPEN, FAULT)]
+
+
+def test_a_round_of_another_process_between_ends_what_a_process_kept(world: World) -> None:
+    other = world.another()
+    for second, watcher in enumerate([world.watcher, other, world.watcher, other]):
+        world.stored(("a", second, FAULT if second == 3 else WORK), anomalous=True)
+        watcher.round(world.lease.token)
+    world.round(end=True)
+    assert world.rules.judged == [(WORK, WORK, WORK, FAULT)]
+    assert anomalous_lines(world) == 4
+    counts = MinuteCounts.unpack(world.client.hget(world.keys.watching("pulses"), "shop") or b"")
+    assert not counts.waiting
+
+
+def test_a_round_that_fails_leaves_nothing_of_it_to_the_next_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.stored(("a", 0, OPEN), anomalous=True)
+    world.round()
+    world.stored(("a", 1, FAULT), anomalous=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(world.watcher.state, "change", lambda *_, **__: False)
+        with pytest.raises(LeaseRefused):
+            world.round()
+    world.round(end=True)
+    assert world.rules.judged == [(OPEN, FAULT)]
+    assert anomalous_lines(world) == 2
+
+
+def test_a_process_keeps_no_more_sessions_than_there_is_room_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "MOST_SESSIONS", 2)
+    read = list[str]()
+    unpack = GrowingSession.unpack
+
+    def reading(workload: str, entry: str, blob: bytes) -> GrowingSession:
+        read.append(entry)
+        return unpack(workload, entry, blob)
+
+    world.stored(("a", 0, OPEN), ("b", 0, OPEN), ("c", 0, OPEN))
+    world.round()
+    world.stored(("a", 1, WORK), ("b", 1, WORK), ("c", 1, WORK))
+    monkeypatch.setattr(GrowingSession, "unpack", reading)
+    world.round()
+    assert read == ["a"]
+    world.round(end=True)
+    assert sorted(world.rules.judged) == [(OPEN, WORK)] * 3
+
+
 def test_a_watcher_that_lost_its_lease_changes_nothing(world: World) -> None:
     world.stored(*BAD)
     old = world.lease
@@ -476,6 +549,7 @@ def test_a_damaged_state_is_dropped_and_the_rest_goes_on(world: World, what: str
         "rows": lambda: world.client.rpush(world.keys.watching("outbox"), b"\xc1"),
     }
     places[what]()
+    world.watcher = world.another()  # the one before keeps what it wrote
     world.stored(*BAD, anomalous=True)
     world.round()
     told = world.round(end=True)
