@@ -39,6 +39,7 @@ from pipeline.watching.sessions.open_sessions import OpenSession, split_name
 from pipeline.watching.view import LOST, UNKEPT, Changes, View
 
 T = TypeVar("T")
+V = TypeVar("V", int, bytes)
 
 LANES: Final = tuple(Lane)
 # Batches in flight that a snapshot reads, those due first, as they wait longest. Reading one takes 15 us.
@@ -75,17 +76,19 @@ class RoundWire(msgspec.Struct, frozen=True, kw_only=True):
     moved: list[list[str]]  # names of sessions that leave a lane, for each lane
     new: int  # sessions of them that Redis does not have
     closed: list[str]
-    histories: list[tuple[str, int, bytes]]  # (name, expires at ms, state)
+    histories: list[str | bytes]  # names and states by turns
+    histories_due: list[int | str]  # times (ms) of expiry and names by turns
     forgotten_histories: list[str]
-    minute_counts: dict[str, bytes]
-    rates: dict[str, bytes]
-    distributions: dict[str, bytes]
-    daily: dict[str, bytes]
+    # Workloads and states by turns, as of one HSET.
+    minute_counts: list[str | bytes]
+    rates: list[str | bytes]
+    distributions: list[str | bytes]
+    daily: list[str | bytes]
     forgotten: list[str]  # workloads
     forgotten_times: list[str]  # fields of `watching` that are theirs
     events: list[tuple[str, str, str]]  # (type, subject, JSON) for others to follow
     rows: list[bytes]
-    numbers: dict[str, int]  # fields of `watching`
+    numbers: list[str | int]  # fields of `watching` and their values by turns
 
 
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -331,15 +334,13 @@ class WatcherState:
             incidents=changes.incidents,
             **_by_lane(changes.sessions),
             closed=list(changes.over),
-            histories=[
-                (name, expires_ms, history.pack())
-                for name, (history, expires_ms) in changes.histories.items()
-            ],
+            histories=_by_turns({name: history.pack() for name, (history, _) in changes.histories.items()}),
+            histories_due=[one for name, (_, at_ms) in changes.histories.items() for one in (at_ms, name)],
             forgotten_histories=list(changes.forgotten_histories),
-            minute_counts={name: counts.pack() for name, counts in changes.minute_counts.items()},
-            rates=changes.rates,
-            distributions=changes.distributions,
-            daily=changes.daily,
+            minute_counts=_by_turns({name: one.pack() for name, one in changes.minute_counts.items()}),
+            rates=_by_turns(changes.rates),
+            distributions=_by_turns(changes.distributions),
+            daily=_by_turns(changes.daily),
             forgotten=changes.forgotten,
             forgotten_times=[
                 prefix + model_name(workload, kind)
@@ -349,7 +350,7 @@ class WatcherState:
             ],
             events=changes.events,
             rows=[pack_entry(*entry) for entry in changes.rows],
-            numbers=changes.numbers,
+            numbers=_by_turns(changes.numbers),
         )
         changed = bool(self.scripts.run("watching/watched", keys, [named_arguments_with_bytes(wire)]))
         if changed and view is not None:
@@ -391,6 +392,11 @@ def unpack_entry(blob: bytes) -> tuple[str, str, pl.DataFrame]:
     """(batch id, workload, rows). Raises BadPayload."""
     entry = _ENTRIES.unpack(blob)
     return entry.batch_id, entry.workload, unpack_frame(entry.rows)
+
+
+def _by_turns(fields: Mapping[str, V]) -> list[str | V]:
+    """Each key with its value behind it."""
+    return [one for pair in fields.items() for one in pair]
 
 
 def _by_lane(sessions: Mapping[str, tuple[GrowingSession | OpenSession, int]]) -> dict[str, Any]:

@@ -19,11 +19,8 @@ if round.newest ~= '' and head < round.head then
 end
 -- The list may have dropped the oldest at its limit since they were read: no others may go in their place.
 local bytes = 0
-for _ = head + 1, round.head do
-  local observation = redis.call('LPOP', OBSERVATIONS)
-  if not observation then break end
-  bytes, head = bytes + #observation, head + 1
-end
+local taken = round.head > head and redis.call('LPOP', OBSERVATIONS, round.head - head) or {}
+for _, observation in ipairs(taken) do bytes, head = bytes + #observation, head + 1 end
 redis.call('HINCRBY', WATCHING, 'bytes', 0 - bytes)
 redis.call('HSET', WATCHING, 'head', head, 'round_ms', now_ms(), 'round', round.name)
 if redis.call('EXISTS', OBSERVATIONS) == 0 then redis.call('HSET', WATCHING, 'bytes', 0) end
@@ -47,25 +44,17 @@ end
 for lane, due in ipairs(round.due) do in_parts('ZADD', KEYS[FIRST_LANE + lane - 1], due) end
 for lane = FIRST_LANE, #KEYS do in_parts('ZREM', KEYS[lane], round.closed) end
 in_parts('HDEL', SESSIONS, round.closed)
-for _, history in ipairs(round.histories) do
-  local name, expires_ms, state = unpack(history)
-  redis.call('ZADD', PAST_DUE, expires_ms, name)
-  redis.call('HSET', PASTS, name, state)
-end
+in_parts('ZADD', PAST_DUE, round.histories_due)
+in_parts('HSET', PASTS, round.histories)
 in_parts('ZREM', PAST_DUE, round.forgotten_histories)
 in_parts('HDEL', PASTS, round.forgotten_histories)
-for workload, state in pairs(round.minute_counts) do redis.call('HSET', PULSES, workload, state) end
-for workload, state in pairs(round.rates) do redis.call('HSET', RATES, workload, state) end
-for workload, state in pairs(round.daily) do redis.call('HSET', DAILY, workload, state) end
-for workload, state in pairs(round.distributions) do redis.call('HSET', NUMBERS, workload, state) end
-for _, workload in ipairs(round.forgotten) do
-  redis.call('HDEL', PULSES, workload)
-  redis.call('HDEL', RATES, workload)
-  redis.call('HDEL', NUMBERS, workload)
-  redis.call('HDEL', DAILY, workload)
-end
-for _, field in ipairs(round.forgotten_times) do redis.call('HDEL', WATCHING, field) end
+in_parts('HSET', PULSES, round.minute_counts)
+in_parts('HSET', RATES, round.rates)
+in_parts('HSET', DAILY, round.daily)
+in_parts('HSET', NUMBERS, round.distributions)
+for _, key in ipairs({ PULSES, RATES, NUMBERS, DAILY }) do in_parts('HDEL', key, round.forgotten) end
+in_parts('HDEL', WATCHING, round.forgotten_times)
 for _, event in ipairs(round.events) do add_event(EVENTS, unpack(event)) end
 for _, entry in ipairs(round.rows) do redis.call('RPUSH', OUTBOX, entry) end
-for field, value in pairs(round.numbers) do redis.call('HSET', WATCHING, field, value) end
+in_parts('HSET', WATCHING, round.numbers)
 return 1
