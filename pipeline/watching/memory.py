@@ -53,8 +53,10 @@ def _grown(sessions: dict[str, GrowingSession], changes: Changes) -> dict[str, G
         if isinstance(session, GrowingSession):
             session.was = session.lane
             sessions[name] = session
-    events = sum(session.wire.events for session in sessions.values())
     surplus = len(sessions) - MOST_SESSIONS
+    events = changes.numbers.get("events", 0)  # of all that are open
+    if events > MOST_EVENTS:
+        events = sum(session.wire.events for session in sessions.values())
     for name in list(sessions) if surplus > 0 or events > MOST_EVENTS else ():
         if surplus <= 0 and events <= MOST_EVENTS:
             break

@@ -82,6 +82,8 @@ class SessionRound:
     events: int = 0  # in open sessions
     # Of workload and kind: the live ones.
     models: dict[tuple[str, str], tuple[str, SessionJudge] | None] = field(default_factory=dict)
+    # Of workload and kind: as of `_ends`, but for traces that are judged as parts.
+    ends: dict[tuple[str, str], tuple[frozenset[int], bool]] = field(default_factory=dict)
     # Traces of which parts are reported, with the workloads of those.
     reported: dict[str, set[str]] = field(default_factory=dict)
 
@@ -115,11 +117,16 @@ class SessionRound:
         found: dict[str, list[BatchEvents]] = {}
         beginnings: dict[tuple[str, str], str | None] = {}
         for observation in self.view.observed:
+            by_head: dict[str, str | None] = {}  # by the text before the separator
             for entry, events in batch_events(observation).items():
-                of = observation.workload, kind_and_key(entry)[0]
-                if of not in beginnings:
-                    beginnings[of] = self._beginning(*of)
-                beginning = beginnings[of]
+                head, separator, _ = entry.partition(SEPARATOR)
+                head = head if separator else ""
+                if head not in by_head:
+                    of = observation.workload, kind_and_key(entry)[0]
+                    if of not in beginnings:
+                        beginnings[of] = self._beginning(*of)
+                    by_head[head] = beginnings[of]
+                beginning = by_head[head]
                 if beginning is not None:
                     found.setdefault(beginning + entry, []).append(events)
         unkept = dict.fromkeys(
@@ -157,19 +164,23 @@ class SessionRound:
                 session = touched[name] = GrowingSession(workload=workload, kind=kind, key=key)
             for piece in of_batches:
                 self.events += session.add(piece)
-            session.wire.ended = self._ended(session)
+            ends, joint = self._ends(session)
+            session.wire.ended = bool(ends) and session.ends_with(ends, joint=joint)
         return touched
 
-    def _ended(self, session: GrowingSession) -> bool:
-        """Whether its last event ends sessions like it."""
-        model = self._model(session.workload, session.kind)
-        if session.workload != JOINT:
-            return model is not None and session.ends_with(model[1].ends)
-        if model is not None:
-            return session.ends_with(model[1].ends, joint=True)
-        origins = session.wire.origins
-        alone = self._model(origins[0][0], session.kind) if len(origins) == 1 else None
-        return alone is not None and session.ends_with(alone[1].ends)
+    def _ends(self, session: GrowingSession) -> tuple[frozenset[int], bool]:
+        """The events that end sessions like it, and whether they are numbers of events of a trace."""
+        of = session.workload, session.kind
+        known = self.ends.get(of)
+        if known is None:
+            model = self._model(*of)
+            if model is None and session.workload == JOINT:
+                origins = session.wire.origins
+                alone = self._model(origins[0][0], session.kind) if len(origins) == 1 else None
+                return frozenset() if alone is None else alone[1].ends, False
+            ends = frozenset[int]() if model is None else model[1].ends
+            known = self.ends[of] = ends, session.workload == JOINT
+        return known
 
     def _close(self, touched: Mapping[str, GrowingSession]) -> dict[str, OpenSession]:
         """The sessions that close in this round, by name."""

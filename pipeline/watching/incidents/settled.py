@@ -23,6 +23,9 @@ class SettledIncidents:
     def __init__(self) -> None:
         self.version = 0
         self.incidents: dict[str, Incident] = {}
+        # Incidents whose listed causes were ordered among themselves. Until then the order of one with more
+        # causes than it lists is that of all of them.
+        self._led: set[str] = set()
         self._sizes: dict[str, tuple[Incident, int]] = {}  # the bytes that each takes at most
         self._where: dict[Key, list[str]] = {}
         self._unlisted: dict[bytes, list[str]] = {}
@@ -63,8 +66,9 @@ class SettledIncidents:
         incident = self.incidents[name]
         before = incident.causes
         causes = [values.add_cause(c, cause) if c.key == cause.key else c for c in before]
-        # Of an incident with more causes than it lists, the order is that of all of them until now.
-        ordered = not incident.more and all(map(values.in_one_place, before, causes))
+        ordered = not incident.more or name in self._led
+        ordered = ordered and all(map(values.in_one_place, before, causes))
+        self._led.add(name)
         self.version += cause.first < incident.first
         self.incidents[name] = replace(
             incident,
@@ -118,6 +122,7 @@ class SettledIncidents:
         self.version += 1
         del self.incidents[incident.id]
         self._sizes.pop(incident.id, None)
+        self._led.discard(incident.id)
         _drop(self._where, {c.key for c in incident.causes}, incident.id)
         _drop(self._unlisted, incident.unlisted, incident.id)
 

@@ -7,7 +7,7 @@ events, once the session closes.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from operator import sub
 from typing import Annotated, Any, Final
 
@@ -38,16 +38,20 @@ def batch_events(observation: Observation) -> dict[str, BatchEvents]:
     """The events of every session of a batch, by its kind and key."""
     found: dict[str, BatchEvents] = {}
     before: str | None = None
-    events: BatchEvents | None = None
+    at: list[int] = []
+    lines: list[int] = []
+    templates: list[int] = []
     for entry, at_ms, line, template_id in observation.events.rows():
         if entry != before:  # a session often has several lines in a row
             before, events = entry, found.get(entry)
-        if events is None:
-            found[entry] = events = BatchEvents(observation, [at_ms], [line], [template_id])
-            continue
-        events.at_ms.append(at_ms)
-        events.lines.append(line)
-        events.templates.append(template_id)
+            if events is None:
+                at, lines, templates = [at_ms], [line], [template_id]
+                found[entry] = BatchEvents(observation, at, lines, templates)
+                continue
+            at, lines, templates = events.at_ms, events.lines, events.templates
+        at.append(at_ms)
+        lines.append(line)
+        templates.append(template_id)
     return found
 
 
@@ -65,7 +69,7 @@ class AddedEvents(msgspec.Struct, frozen=True, array_like=True):
     templates: _Steps
 
 
-class SessionWire(msgspec.Struct, array_like=True, kw_only=True):
+class SessionWire(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     """Wire form of an open session."""
 
     source: str = ""  # of its newest batch, as the next two
@@ -129,14 +133,14 @@ class GrowingSession:
             wire.dropped += len(at_ms) - room
             at_ms, lines, templates = at_ms[:room], lines[:room], templates[:room]
         if at_ms:
-            origin = self._origin(observation) if self.workload == JOINT else 0
-            piece = AddedEvents(origin, _steps(at_ms), _steps(lines), templates)
-            wire.pieces.append(_PACKED.encode(piece))
+            joined = self.workload == JOINT
+            origin = self._origin(observation) if joined else 0
+            wire.pieces.append(_packed(origin, at_ms, lines, templates))
             wire.events += len(at_ms)
             last = _last(at_ms, lines, templates)
             wire.last = last if wire.last is None else max(wire.last, last)
-            if self.workload == JOINT:
-                joint = _last_joint(observation.workload, at_ms, templates)
+            if joined:
+                joint = _last_joint(observation.workload, last[0], at_ms, templates)
                 wire.last_joint = joint if wire.last_joint is None else max(wire.last_joint, joint)
         wire.source, wire.lane = observation.source, observation.lane
         wire.accepted_ms = max(wire.accepted_ms, observation.accepted_ms)
@@ -194,8 +198,7 @@ def wire_of(
     for begin, end in pairwise([0, *places, len(rows)]):
         if begin < end:
             at_ms, lines, templates = map(list, zip(*rows[begin:end], strict=True))
-            piece = AddedEvents(origin_of[begin] if origin_of else 0, _steps(at_ms), _steps(lines), templates)
-            wire.pieces.append(_PACKED.encode(piece))
+            wire.pieces.append(_packed(origin_of[begin] if origin_of else 0, at_ms, lines, templates))
     return wire
 
 
@@ -228,11 +231,22 @@ def _last(at_ms: Sequence[int], lines: Sequence[int], templates: Sequence[int]) 
     return max(zip(at_ms, lines, templates, strict=True))
 
 
-def _last_joint(workload: str, at_ms: Sequence[int], templates: Sequence[int]) -> tuple[int, int]:
-    newest = max(at_ms)
+def _last_joint(
+    workload: str, newest: int, at_ms: Sequence[int], templates: Sequence[int]
+) -> tuple[int, int]:
+    if at_ms[-1] == newest and at_ms.count(newest) == 1:
+        return newest, joint_event(workload, templates[-1])
     rows = zip(at_ms, templates, strict=True)
     return newest, max(joint_event(workload, template) for at, template in rows if at == newest)
 
 
+def _packed(origin: int, at_ms: list[int], lines: list[int], templates: list[int]) -> bytes:
+    """The bytes of AddedEvents."""
+    if len(at_ms) == 1:
+        return _PACKED.encode((origin, at_ms, lines, templates))
+    return _PACKED.encode((origin, _steps(at_ms), _steps(lines), templates))
+
+
 def _steps(values: Sequence[int]) -> list[int]:
-    return [*values[:1], *map(sub, values[1:], values)]
+    """The first value, and the differences of the others to the value before."""
+    return [values[0], *map(sub, islice(values, 1, None), values)]
