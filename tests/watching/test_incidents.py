@@ -148,6 +148,19 @@ def test_a_state_that_goes_on_lists_what_one_that_is_read_lists(
         assert made.all() == Incidents.unpack(made.pack()).all()
 
 
+@given(many=event_lists, again=event_lists, every=st.integers(60, 900))
+@settings(max_examples=60)
+def test_causes_that_are_counted_again_stand_in_the_order_of_all_causes(
+    many: list[IncidentEvent], again: list[IncidentEvent], every: int
+) -> None:
+    made = Incidents()
+    for number, one in enumerate([*many, *(replace(e, event_id=f"again {e.event_id}") for e in again)]):
+        made.add([one])
+        made.close(at(number * every))
+    for incident in made.all():
+        assert incident.causes == values.led(reversed(incident.causes))
+
+
 @given(many=event_lists, again=st.lists(st.integers(0, 24)), now=st.integers(0, 6_000))
 @settings(max_examples=40)
 def test_an_event_that_comes_again_counts_once(many: list[IncidentEvent], again: list[int], now: int) -> None:
