@@ -5,17 +5,16 @@ responsive, enforces time limits and outlives a crash; the parent never loads to
 roles use the solo pool: one process each, restarted by whoever supervises it."""
 
 import socket
-import sys
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import billiard.pool
 from celery import signals
 
-from pipeline.errors import BadInput, LogweirError
 from pipeline.gpu.node.engine import ContainerEngine, find_engine
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.policy.fairness import parse_tenants
+from pipeline.imports import uncollected
 from pipeline.logs import set_up
 from pipeline.messages import filter as guard
 from pipeline.messages import routing
@@ -40,6 +39,14 @@ READ_RETRIES: Final = 20
 
 def serve(role_name: str, settings: Settings, *, name: str, device: str | None = None) -> int:
     """Run a worker until it is told to stop; returns its exit code. `role_name`: see `placed`."""
+    with uncollected():  # its parts import 155 modules more
+        worker = _worker(role_name, settings, name=name, device=device)
+    worker.start()
+    return int(worker.exitcode or 0)
+
+
+def _worker(role_name: str, settings: Settings, *, name: str, device: str | None) -> Any:
+    """Celery's worker with the tasks of a role, not started."""
     role_name, shard = placed(role_name, settings)
     role, engine = ROLES[role_name], None
     if shard:
@@ -56,11 +63,7 @@ def serve(role_name: str, settings: Settings, *, name: str, device: str | None =
     context = Context(app, settings, profile, shard=shard)
     register(app, context, role)
     if not settings.internal.supervisor_pid:  # an embedded stack has compared, probed and named the store
-        try:
-            join_beside()
-        except LogweirError as exc:
-            sys.stderr.write(f"{exc}\n")
-            return 2 if isinstance(exc, BadInput) else 1
+        join_beside()
     stay_with(settings)
     count_along(settings, role_name)
     _collect_along(role)
@@ -75,21 +78,20 @@ def serve(role_name: str, settings: Settings, *, name: str, device: str | None =
     # Which GPU of several the pool will choose is not known yet.
     place = device_name(profile.device, visible) if visible or not profile.leased else profile.device
     billiard.pool.GUARANTEE_MESSAGE_CONSUMPTION_RETRY_LIMIT = READ_RETRIES
-    worker = app.Worker(
+    return app.Worker(
         hostname=f"{name}.{place}@{socket.gethostname()}",
         pool=role.pool,
         concurrency=1,
         max_tasks_per_child=role.tasks_per_child,
         queues=list(role.queues),
         loglevel="WARNING",
+        quiet=True,  # its banner takes longer than the connection
         without_gossip=True,
         without_mingle=True,
         without_heartbeat=False,
         heartbeat_interval=BEAT_S,  # of the event for Flower; every 2 s would be a tenth of the idle load
         task_events=True,
     )
-    worker.start()
-    return int(worker.exitcode or 0)
 
 
 def _collect_along(role: Role) -> None:

@@ -94,8 +94,9 @@ def collect_seldom() -> None:
     """The cyclic garbage collector leaves the objects of now alone, and searches newer ones less often.
 
     Called when a process is ready: its modules are objects that stay to its end. To search them again and
-    again took more than half of the watcher's processor time, and a sixth of the intake's."""
-    gc.collect()
+    again took more than half of the watcher's processor time, and a sixth of the intake's. One search before
+    took 0.1 s, a tenth of a worker's start. It found 1,446 of 120,000 objects to be garbage and freed no
+    page, so they stay, too."""
     gc.freeze()
     gc.set_threshold(GARBAGE_AFTER, *gc.get_threshold()[1:])
 
