@@ -74,11 +74,11 @@ def _results(console: Console, status: StackStatus) -> None:
     """How much is stored, and for how long."""
     if status.results is None:
         return
-    lines, size_mib = status.results["rows"], status.results["bytes"] // 2**20
+    records, size_mib = status.results["rows"], status.results["bytes"] // 2**20
     kept = [f"{name} {seconds(length)}" for name, length in status.results_keep.items() if name != "size"]
     if bound := status.results_keep.get("size"):
         kept.append(f"at most {size(int(bound) // 2**20)}")
-    text = f"{plural(lines, 'line')} in {plural(status.results['files'], 'file')}, {size(size_mib)}"
+    text = f"{plural(records, 'record')} in {plural(status.results['files'], 'file')}, {size(size_mib)}"
     console.print(f"results   {text}; kept: {', '.join(kept) or 'for ever'}", markup=False, soft_wrap=True)
 
 
@@ -171,13 +171,13 @@ def _training(training: Status) -> str:
     if training.ended_ms:
         at = _moment(training.ended_ms)
         fate = " but not published" if state is TrainingState.COMPLETED and not training.published else ""
-        lines = f", {training.lines:,} lines" if training.lines else ""
+        records = f", {plural(training.lines, 'record')}" if training.lines else ""
         why = f": {printable(training.reason)}" if training.reason else ""
-        return f"{state}{fate}{whose} at {at} UTC{lines}{why}"
+        return f"{state}{fate}{whose} at {at} UTC{records}{why}"
     remaining = f", {training.remaining_s:.0f} s left" if training.remaining_s else ""
     return (
         f"{state}{whose} {training.percent:.0f} % after {training.elapsed_s:.0f} s{remaining}, "
-        f"{training.lines:,} lines, asked by {training.asked_by}: {printable(training.why)}"
+        f"{plural(training.lines, 'record')}, asked by {training.asked_by}: {printable(training.why)}"
     )
 
 
@@ -206,6 +206,7 @@ def _workloads(console: Console, status: StackStatus) -> None:
         table.add_row(cell(name), *numbers, "yes" if lines.watched else "")
     if status.workloads:
         console.print()
+        console.print("lines by workload", markup=False)  # of files and senders; a record may have several
         console.print(table)
     if status.unwatched == "skip" and not status.watchlist["patterns"]:
         console.print(

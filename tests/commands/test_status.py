@@ -1,7 +1,7 @@
 """What `logweir status` knows about the GPUs; the rest of it is tested beside what it shows."""
 
 import io
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import redis
@@ -9,7 +9,8 @@ from command_line import command_line
 from pool_devices import put_devices
 from rich.console import Console
 
-from pipeline.commands.status import _gpus, _workloads
+from pipeline.commands.status import _gpus, _training, _workloads
+from pipeline.controller.training_status import Status, TrainingState
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import Need
 from pipeline.observe.presence import Presence
@@ -71,6 +72,15 @@ def test_what_was_discarded_or_skipped_shows_where_there_is_some(
     assert "discarded" not in table() and "skipped" not in table()
     client.hset(keys.totals("w"), mapping={"discarded": 2, "skipped": 3})
     assert table().splitlines()[-1].split() == ["w", "9", "4", "0", "0", "2", "3", "0", "0"]
+    assert "lines by workload\n" in table()
+
+
+def test_status_counts_the_records_that_a_training_reads() -> None:
+    status = Status(state=TrainingState.TRAINING, lines=2_000, asked_by="tests", why="a test")
+    assert _training(status) == "training 0 % after 0 s, 2,000 records, asked by tests: a test"
+    assert _training(replace(status, lines=1, ended_ms=1_000, state=TrainingState.FAILED)) == (
+        "failed at 1970-01-01 00:00:01 UTC, 1 record"
+    )
 
 
 def test_the_json_of_status_has_the_names_that_programs_read(

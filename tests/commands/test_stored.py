@@ -108,11 +108,11 @@ def test_findings_are_shown_after_their_lines_have_expired(logweir: Verb, settin
 
 
 def test_status_says_how_much_is_stored_and_for_how_long(logweir: Verb, settings: Settings) -> None:
-    assert "results   0 lines in 0 files, 0 MiB; kept: " in logweir("status").out
+    assert "results   0 records in 0 files, 0 MiB; kept: " in logweir("status").out
     sink = stored(settings, (2, 1), (3, 1))
     shown = logweir("status").out
     assert (
-        "results   2 lines in 1 file, 0 MiB; "
+        "results   2 records in 1 file, 0 MiB; "
         "kept: lines 30 d, findings 395 d, rates_5m 30 d, rates_1h 395 d, usage 395 d\n"
     ) in shown
     compacted(sink, 2, lines=DAY_S)
