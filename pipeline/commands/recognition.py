@@ -142,6 +142,7 @@ class TimeNotes:
     """Collects what is to be said about the times of several files."""
 
     zone: str  # of times without one, as the settings name it
+    of_stdin: bool = False  # its names are no files that a command can read
     found: dict[str, TimesFound] = field(default_factory=dict)
     _by_shape: dict[object, TimesFound] = field(default_factory=dict)  # of short files, by their shape
 
@@ -181,11 +182,14 @@ class TimeNotes:
         found = self.found
         years = sorted({year for t in found.values() for year in t.years}, reverse=True)
         untimed = [name for name, t in found.items() if t.records and not t.timed]
+        look = f"`logweir formats {untimed[0] if untimed else ''}`"
+        if self.of_stdin:
+            look = "`logweir formats FILE` for a file of them"
         kinds = (
             (
                 untimed,
                 "no time recognised, so no clock times are shown and incidents cannot be told apart; name "
-                f"the time's form with --time, or see `logweir formats {untimed[0] if untimed else ''}`",
+                f"the time's form with --time, or see {look}",
             ),
             (
                 [name for name, t in found.items() if t.years],

@@ -1,5 +1,6 @@
 """What is said of the times of an input: none, no year, no date, no zone."""
 
+import io
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from pipeline.commands.recognition import TimeNotes, times_found
 from pipeline.commands.run.packs import Pack, packs
 from pipeline.records.schema import raw_frame
 from pipeline.sources import files, formats
+from pipeline.sources.stdin import Peeked, read_stream
 
 NOW = datetime(2026, 1, 20, 12, 0, tzinfo=UTC)
 
@@ -55,6 +57,16 @@ def test_files_of_one_kind_share_a_sentence(tmp_path: Path) -> None:
     (note,) = noted(tmp_path, **untimed, x="2026-01-19T10:00:00Z INFO a\n")
     assert note.startswith("4 files (a, b, c, ...): no time recognised") and note.endswith(
         "`logweir formats a`"
+    )
+
+
+def test_standard_input_without_times_is_told_a_command_that_works() -> None:
+    notes = TimeNotes(zone="UTC", of_stdin=True)
+    for chunk in read_stream(Peeked(io.BytesIO(b"went well\nwent wrong\n")), max_records=2, max_bytes=100):
+        notes.see("stdin", chunk)
+    (note,) = notes.notes()
+    assert note.startswith("stdin: no time recognised") and note.endswith(
+        "`logweir formats FILE` for a file of them"
     )
 
 

@@ -70,6 +70,8 @@ def test_standard_input_is_sent_and_its_workload_can_be_named(trained: Up) -> No
     assert trained.rows("pipe")["source"].unique().to_list() == ["stdin"]
     packed = trained.logweir("send", "-", "--workload", "packed", text=gzip.compress(b"four\nfive\n"))
     assert packed.returncode == 0, packed.stderr
+    assert "no time recognised" in packed.stderr
+    assert "`logweir formats FILE` for a file of them" in packed.stderr, "it names no file"
     trained.settled("packed")
     assert trained.rows("packed")["message"].to_list() == ["four", "five"]
     assert "cannot be mixed" in sentence(trained.logweir("send", "-", "x.log"))

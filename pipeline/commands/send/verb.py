@@ -179,6 +179,7 @@ def _purpose_key(sender: Sender) -> tuple[str, ...]:
 
 def _standard_input(sender: Sender, workload: str | None) -> None:
     stream = Peeked(standard_input())
+    sender.times.of_stdin = True
     if is_packed(stream.first):
         _packed_input(sender, stream, workload)
         return
