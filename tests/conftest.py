@@ -95,7 +95,9 @@ LONGEST = (
     "report/test_report.py",
 )
 # These files share one trained stack, so one process runs them all.
-TRAINED = frozenset(f"tests/e2e/test_{name}.py" for name in ("stack", "send", "latency", "bad_input"))
+TRAINED = frozenset(
+    f"tests/e2e/test_{name}.py" for name in ("stack", "send", "latency", "bad_input", "score_frame")
+)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from e2e.harness import Up, novel, ordinary, running, sentence
+from e2e.harness import Up, novel, ordinary, sentence
 from pipeline.errors import BadInput
 from pipeline.gpu.job_files import pack_directory
 from pipeline.tasks.frames import JUDGED_SCHEMA, score_frame
@@ -26,14 +26,11 @@ SAME = ["pattern_id", "template_id", "score", "anomalous", "p_value", "reasons",
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[Up]:
-    with running() as up:
-        up.send(ordinary(300), "shop")
-        done = up.logweir("train", "--json")
-        assert done.returncode == 0, done.stderr
-        fire = "2026-11-20T12:00:00Z ERROR app: disk sda1 is on fire, giving up"
-        up.send([*ordinary(50, start=1_000), *novel(12, "frames"), fire, "  at engine.c:12"], "shop")
-        yield up
+def stack(trained: Up) -> Up:
+    fire = "2026-11-20T12:00:00Z ERROR app: disk sda1 is on fire, giving up"
+    lines = [*ordinary(350, start=1_000), *novel(12, "frames"), fire, "  at engine.c:12"]
+    trained.send(lines, "shop")
+    return trained
 
 
 @pytest.fixture(scope="module")

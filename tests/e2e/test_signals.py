@@ -109,42 +109,37 @@ def test_when_every_model_is_damaged_on_disk_lines_wait_until_another_one_is_tra
     assert rows["model_version"].unique().to_list() == [busy.status()["model"]["version"]] != [live]
 
 
-def test_each_signal_ends_the_stack_with_every_process_and_the_next_one_stores_what_was_accepted() -> None:
+def test_a_kill_and_each_signal_end_every_process_and_the_next_stack_stores_what_was_accepted() -> None:
     env, sent = {"LOGWEIR_INTERNAL_BATCH_RECORDS": "10"}, 0
+    old: set[int] = set()
     with running(env) as first:
         up = first
-        for number, code in ((signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGINT, 0)):
+        for number, code in (
+            (signal.SIGKILL, -signal.SIGKILL),
+            (signal.SIGTERM, 143),
+            (signal.SIGHUP, 143),
+            (signal.SIGINT, 0),
+        ):
             if sent:
                 up = Up(up.folder, env).wait_ready()
+                # After a kill it came at once, while the old workers still ended: it waited for them.
+                assert not {p.pid for p in marked(up.mark)} & old
                 assert up.settled("w")["stored"] == sent
                 assert up.rows("w")["record_id"].n_unique() == up.rows("w").height == sent
-            path = up.write(ordinary(600, start=sent), f"{number.name}.log")
-            done = up.logweir("send", path, "--workload", "w")
+            lines = ordinary(600, start=sent) if sent else novel(600, "kill")
+            done = up.logweir("send", up.write(lines, f"{number.name}.log"), "--workload", "w")
             assert done.returncode == 0, done.stderr
             sent += 600
-            assert up.stop(number) == code, number
-            assert not list(up.data.rglob("*.part"))
-            assert not (up.data / "stack.json").exists()
-            assert "Traceback" not in up.err()
-
-
-def test_a_supervisor_that_is_killed_outright_leaves_no_orphan_and_its_successor_goes_on() -> None:
-    with running({"LOGWEIR_INTERNAL_BATCH_RECORDS": "10"}) as up:
-        done = up.logweir("send", up.write(novel(600, "kill")), "--workload", "w")
-        assert done.returncode == 0, done.stderr
-        old = {p.pid for p in marked(up.mark)} - {up.process.pid}
-        assert len(old) >= 7
-        os.kill(up.process.pid, signal.SIGKILL)
-        up.process.wait(10)
-        # At once, while the old workers still end: the new stack waits for them.
-        again = Up(up.folder, {"LOGWEIR_INTERNAL_BATCH_RECORDS": "10"}).wait_ready()
-        assert not {p.pid for p in marked(up.mark)} & old
-        assert again.settled("w")["stored"] == 600
-        rows = again.rows("w")
-        assert rows["record_id"].n_unique() == rows.height == 600
-        os.kill(again.process.pid, signal.SIGKILL)
-        again.process.wait(10)
-        nothing_left(again.mark, within_s=20)
+            old = {p.pid for p in marked(up.mark)} - {up.process.pid}
+            assert len(old) >= 7
+            if number is signal.SIGKILL:
+                up.process.kill()
+                assert up.process.wait(10) == code
+            else:
+                assert up.stop(number) == code, number
+                assert not list(up.data.rglob("*.part"))
+                assert not (up.data / "stack.json").exists()
+                assert "Traceback" not in up.err()
 
 
 def test_a_worker_that_keeps_dying_ends_the_stack_with_its_name_and_no_orphan() -> None:
