@@ -178,7 +178,7 @@ def test_status_shows_the_last_training_and_what_the_controller_decides_next(sto
     assert decision["decision"] == "wait" and decision["until"]
     assert decision["facts"]["workloads"] == {"shop/cart": 300}
     assert story.status["training"]["state"] == "completed"
-    assert "nothing is due" in story.text and "completed" in story.text and "300 lines" in story.text
+    assert "nothing is due" in story.text and "completed" in story.text and "300 records" in story.text
 
 
 def test_two_beats_make_one_training_for_one_cause(story: Story) -> None:
