@@ -98,6 +98,7 @@ def test_a_worker_with_another_store_ends_with_the_sentence(
     _, said = refused.communicate(timeout=60)
     assert refused.returncode == 2
     assert "Traceback" not in said and settings.data.store in said and "store_url" in said
+    assert "logweir: this pipeline works with the store" in said
 
 
 def test_a_worker_that_will_fork_loads_no_client_of_a_bucket(
