@@ -3,10 +3,10 @@ verdicts."""
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import polars as pl
+from msgspec.structs import asdict
 
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.models import bundle

@@ -12,11 +12,16 @@ import torch
 from bench import _baselines as baselines
 from bench import _chronological as chronological
 from bench._alerts import alarm_rate
+from bench._learnt import verdicts
 from bench._nulog import NuLog, NuLogConfig
 from bench._ranking import auroc, average_precision
 from bench._triage_data import PATTERN_SCHEMA, classed
 from bench._triage_run import Plan, average
 from bench._triage_split import LEAST_TEMPLATES, NEW_TEMPLATE, leave_out, template_ids
+from pipeline.models.bundle import KNOWN_SCHEMA, KnownPatterns
+from pipeline.models.evidence import Evidence
+from pipeline.models.threshold import Mode, calibrate
+from pipeline.models.verdict import Knowledge
 from pipeline.records.schema import SAMPLE_SCHEMA
 from pipeline.training.comparison import auc
 
@@ -117,6 +122,15 @@ def test_a_pattern_about_which_the_labels_are_unclear_is_left_out_and_a_hidden_l
 
 
 # --- rankings
+
+
+def test_the_bench_asks_the_verdict_of_the_product_about_each_line() -> None:
+    calibration = calibrate([], mode=Mode.BASELINE, total=10)
+    knowledge = Knowledge(calibration=calibration, known=KnownPatterns(pl.DataFrame(schema=KNOWN_SCHEMA)))
+    rows = {"pattern_id": [1, 2], "severe": [False, True], "level": [None, "error"], "template_id": [7, 8]}
+    calm, failed = verdicts(pl.DataFrame(rows), [Evidence(surprisal=1.0)] * 2, knowledge)
+    assert (calm.template_id, calm.anomalous) == (7, False)
+    assert (failed.template_id, failed.anomalous) == (8, True)
 
 
 def test_known_rankings_have_their_known_areas() -> None:
