@@ -13,7 +13,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     unseen: tuple[str, ...] = ()  # Words that no training line holds.
     tokens: int = 0  # Scored pieces.
     severity: str | None = None  # The error word found by `severity_words`.
-    novelty: float = 0.0  # Share of trigrams that no training line holds (models/novelty.py).
+    novelty: float = 0.0  # Mean share of grams that no training line holds (models/novelty.py).
     prior: float = 0.0  # Logit that a line of these words is an error (models/prior.py).
 
 

@@ -2,9 +2,9 @@
 
 Known templates are answered from the cache and never reach the model. So calibration uses *held-out
 templates*: normal lines of shapes that the scoring model has not seen. Surprisal and novelty both measure how
-unusual a line is. Each is normalised by its held-out values; their mean is added, as a logit, to the severity
-prior: the normalised score. A new normal template exceeds the threshold with the wanted chance. Free of
-torch: the drain worker concludes too.
+unusual a line is. Each is normalised by its held-out values; their weighted mean is added, as a logit, to the
+severity prior: the normalised score. Words of trouble count less in a line that is hardly novel. A new normal
+template exceeds the threshold with the wanted chance. Free of torch: the drain worker concludes too.
 """
 
 import math
@@ -41,6 +41,10 @@ _FLOOR: Final = -2.0  # a new template always ranks above a variation of a known
 _BEYOND: Final = (
     0.5  # above 1 a normalised value grows by its logarithm, so that it cannot outvote the others
 )
+# Of how unusual a line is. Novelty is of three shares (trigrams, words, pairs of words), surprisal one value.
+_NOVELTY_WEIGHT: Final = 0.75
+_SURPRISAL_LEAST: Final = -1.0  # normalised: learnt words are all alike, however unlikely held-out ones are
+_FAMILIAR_TROUBLE: Final = 0.5  # share of a prior above 0 that stays where every gram of the line is known
 # Least spread of surprisal (nats) and novelty: equal values must not make a hair-trigger.
 _SPREADS: Final = (0.25, 0.1)
 _LEAST_MARGIN: Final = 0.25  # of the threshold above the median, for the same reason
@@ -58,9 +62,9 @@ class Scale:
     spread: Annotated[float, Meta(gt=0, le=1e300)] = 1.0
 
     def of(self, value: float) -> float:
-        """From -1 upwards; linear up to 1."""
+        """Linear up to 1."""
         z = (value - self.centre) / self.spread
-        return max(-1.0, z) if z <= 1.0 else 1.0 + _BEYOND * math.log(z)
+        return z if z <= 1.0 else 1.0 + _BEYOND * math.log(z)
 
     @classmethod
     def fit(cls, values: Sequence[float], floor: float) -> "Scale":
@@ -97,9 +101,14 @@ class Calibration:
 
     def normalised_score(self, evidence: Evidence) -> float:
         """Logits, without the level: rises with surprisal, novelty and prior."""
-        return (
-            evidence.prior + (self.surprisal.of(evidence.surprisal) + self.novelty.of(evidence.novelty)) / 2.0
-        )
+        surprisal = max(_SURPRISAL_LEAST, self.surprisal.of(evidence.surprisal))
+        novelty = self.novelty.of(evidence.novelty)
+        prior = evidence.prior
+        if prior > 0.0:
+            high = max(_SPREADS[1], self.novelty.centre + self.novelty.spread)
+            foreign = min(1.0, evidence.novelty / high)
+            prior *= _FAMILIAR_TROUBLE + (1.0 - _FAMILIAR_TROUBLE) * foreign
+        return prior + surprisal + _NOVELTY_WEIGHT * (novelty - surprisal)
 
     def excess(self, evidence: Evidence) -> float:
         """Logits above the threshold: below 0 for a line as unusual as normal ones are, never below -2."""

@@ -1,7 +1,7 @@
 """Learning a line model: one straight loop that yields its progress.
 
 The threshold comes first, the weights second. For the threshold some templates are held out. A calibration
-model is fitted without them, with its own tokenizer, trigrams and severity prior: held-out words are then as
+model is fitted without them, with its own tokenizer, grams and severity prior: held-out words are then as
 unusual as words of a real new template. Its scores of held-out lines show how a normal line of an unseen
 shape scores. The published model is then fitted on everything. Of an unlabelled log (Mode.SELF) neither model
 learns rare and error-like templates, so that a fault cannot pass for normal; the severity prior learns them

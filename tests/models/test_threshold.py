@@ -43,7 +43,7 @@ def normal(
 
 
 def made_of(priors: list[float], chance: float = 0.05) -> Calibration:
-    """Calibration whose normalised_score is the prior and nothing else."""
+    """Calibration whose normalised_score rises with the prior and with nothing else."""
     return calibrate([normal(prior=p) for p in priors], mode=Mode.BASELINE, total=1, chance=chance)
 
 
@@ -64,9 +64,9 @@ def verdict(made: Calibration, evidence: Evidence, *, severe: bool = False) -> V
 
 
 def test_about_one_in_twenty_held_out_templates_lies_above_a_conformal_threshold() -> None:
-    made = made_of([0.01 * i for i in range(100)])
+    made = made_of([-0.01 * i for i in range(100)])
     assert made.method == "conformal"
-    assert sum(0.01 * i >= made.threshold for i in range(100)) in (4, 5)
+    assert sum(-0.01 * i >= made.threshold for i in range(100)) in (4, 5)
 
 
 def test_few_held_out_templates_give_a_wider_bound_than_their_largest() -> None:
@@ -107,8 +107,32 @@ def test_templates_with_an_error_sign_have_no_part_in_the_threshold_of_calm_ones
 
 def test_a_measurement_past_its_scale_counts_on_but_never_again_as_fast() -> None:
     scale = Scale(centre=4.0, spread=2.0)
-    assert [scale.of(v) for v in (0.0, 3.0, 4.0, 6.0)] == [-1.0, -0.5, 0.0, 1.0]
+    assert [scale.of(v) for v in (0.0, 3.0, 4.0, 6.0)] == [-2.0, -0.5, 0.0, 1.0]
     assert 1.0 < scale.of(8.0) < scale.of(40.0) < 3.0
+
+
+def test_a_word_of_trouble_counts_in_full_in_a_novel_line_and_by_half_in_a_familiar_one() -> None:
+    made = replace(BASELINE, novelty=Scale(centre=0.4, spread=0.2))
+
+    def added(novelty: float, prior: float) -> float:
+        calm, worded = (made.normalised_score(Evidence(surprisal=5.0, novelty=novelty, prior=p))
+                        for p in (0.0, prior))  # fmt: skip
+        return worded - calm
+
+    assert [added(novelty, 2.0) for novelty in (0.0, 0.3, 0.6, 1.0)] == pytest.approx([1.0, 1.5, 2.0, 2.0])
+    assert [added(novelty, -2.0) for novelty in (0.0, 0.6)] == pytest.approx([-2.0, -2.0])
+
+
+def test_novelty_weighs_three_times_as_much_as_surprisal() -> None:
+    made = replace(BASELINE, surprisal=Scale(), novelty=Scale())
+    at_rest = made.normalised_score(Evidence(surprisal=0.0))
+    assert made.normalised_score(Evidence(surprisal=1.0)) - at_rest == pytest.approx(0.25)
+    assert made.normalised_score(Evidence(surprisal=0.0, novelty=1.0)) - at_rest == pytest.approx(0.75)
+
+
+def test_a_line_of_learnt_words_is_as_calm_however_unlikely_held_out_lines_are() -> None:
+    made = replace(BASELINE, surprisal=Scale(centre=9.0, spread=1.0))
+    assert made.normalised_score(Evidence(surprisal=0.0)) == made.normalised_score(Evidence(surprisal=8.0))
 
 
 # --- p-values ---
