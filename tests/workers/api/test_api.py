@@ -164,7 +164,9 @@ def _fill(asked: Asked) -> None:
             ]
         )  # fmt: skip
         state.close(at + timedelta(minutes=14))
-    asked.redis.set(Keys(asked.settings.redis.key_prefix).watching("incidents"), state.pack())
+    keys = Keys(asked.settings.redis.key_prefix)
+    asked.redis.set(keys.watching("incidents"), state.pack())
+    asked.redis.hset(keys.watching(), "round", "of this test")  # the watcher keeps the incidents of its own
     ledger = Ledger(asked.redis, asked.settings)
     _put_dead(asked, *(f"d{n}" for n in range(5)))
     put_devices(Pool(asked.redis, asked.settings))
