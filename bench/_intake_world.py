@@ -100,23 +100,26 @@ class World:
         return write_cycles(self.sources, here, lines, first=100 * cycle)
 
     def send_files(self, made: Sequence[Path]) -> Run:
-        """As `logweir send` reads them. The clock begins with the first batch that is in."""
+        """As `logweir send` reads them. The clock begins with the first batch that is in, and ends with the
+        last line that is stored: the command waits for the watcher, too."""
         lines = sum(path.read_bytes().count(b"\n") for path in made)
-        began: list[float] = []
-        before = self._counted("accepted")
+        times: list[float] = []
+        accepted, stored = self._counted("accepted"), self._counted("stored")
 
         def look() -> None:
-            while self._counted("accepted") == before:
+            while self._counted("accepted") == accepted:
                 time.sleep(LOOK_S)
-            began.append(time.monotonic())
+            times.append(time.monotonic())
+            self._until_stored(stored + lines)
+            times.append(time.monotonic())
 
         looking = threading.Thread(target=look, daemon=True)
         with watched(self.settings) as seen:
             looking.start()
             command(self.folder, "send", *map(str, made), "--wait", seen=seen)
-            ended = time.monotonic()
         looking.join()
-        return self._run(lines, ended - began[0], seen)
+        began, ended = times
+        return self._run(lines, ended - began, seen)
 
     def ship(self, requests: Sequence[Request], *, connections: int) -> Run:
         """By clients that each wait for the answer before the next request."""

@@ -46,6 +46,7 @@ class Seen:
     rss: float = 0.0
     pss: float = 0.0
     cpu_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    stored_cpu_s: float = 0.0  # of all of them, when the last batch was stored
     stored_at: float = 0.0  # monotonic clock in seconds, when the last batch was stored
     sender: "subprocess.Popen[bytes] | None" = None  # a command that takes part while it runs
 
@@ -71,10 +72,18 @@ def watched(settings: Settings) -> Iterator[Seen]:
 
     def look_for_stored() -> None:
         ledger = Ledger(connect(settings), settings)
+        waited = False
         while not done.wait(STORED_LOOK_S):
-            with contextlib.suppress(RedisUnavailable):
-                if any(ledger.backlog.pending()):
+            with contextlib.suppress(RedisUnavailable, psutil.Error):
+                if waits := any(ledger.backlog.pending()):
                     seen.stored_at = time.monotonic() + STORED_LOOK_S
+                elif waited:
+                    seen.stored_cpu_s = sum(spent_since_then().values()) + sum(sender.values())
+                waited = waits
+
+    def spent_since_then() -> dict[str, float]:
+        now = _spent_s(roots_of(settings))  # with what was started meanwhile
+        return {name: spent - before.get(name, 0.0) for name, spent in now.items()}
 
     before = _spent_s(roots)
     threads = [threading.Thread(target=target, daemon=True) for target in (look, look_for_stored)]
@@ -86,8 +95,7 @@ def watched(settings: Settings) -> Iterator[Seen]:
         done.set()
         for thread in threads:
             thread.join()
-        for name, spent in _spent_s(roots_of(settings)).items():  # with what was started meanwhile
-            seen.cpu_s[name] = spent - before.get(name, 0.0)
+        seen.cpu_s |= spent_since_then()
         seen.cpu_s["send"] = sum(sender.values())
 
 

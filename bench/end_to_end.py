@@ -116,6 +116,7 @@ def measure(data: Path, args: argparse.Namespace) -> dict[str, Any]:
         "lost": sum(abs(r.lost) for r in rounds),
         "doubled": sum(r.doubled for r in rounds),
         "cpu_us_per_line": cpu,
+        "stored_cpu_us_per_line": round(median(r.stored_cpu_s / r.lines for r in rounds) * 1e6, 2),
     }
 
 
@@ -136,6 +137,7 @@ class _Round:
     lost: int
     doubled: int
     cpu_s: dict[str, float]
+    stored_cpu_s: float  # of all processes, until the last line was stored
 
 
 def _round(world: "_World", settings: Settings, number: int) -> _Round:
@@ -178,6 +180,7 @@ def _round(world: "_World", settings: Settings, number: int) -> _Round:
         lost=wanted - int(lines),
         doubled=int(records - ids),
         cpu_s=dict(seen.cpu_s),
+        stored_cpu_s=seen.stored_cpu_s,
     )
 
 
