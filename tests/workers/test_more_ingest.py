@@ -85,15 +85,19 @@ class Waiting:
 def more(clock: Clock, tmp_path: Path) -> "Iterator[tuple[MoreIngest, Waiting]]":
     """Its processes sleep; the idle time of the machine is that of one core."""
 
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+    def start_again(child: Child[Crashes]) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(child.command)
+
     def spawn(name: str) -> Child[Crashes]:
-        command = [sys.executable, "-c", "import time; time.sleep(60)"]
         process = subprocess.Popen(command)
         return Child(
             name=name, command=command, process=process, log=tmp_path / f"{name}.log", deaths=Crashes()
         )
 
     waiting = Waiting()
-    made = MoreIngest(waiting, spawn, most=3, clock=clock, idle=clock)  # type: ignore[arg-type]
+    made = MoreIngest(waiting, spawn, start_again, most=3, clock=clock, idle=clock)  # type: ignore[arg-type]
     yield made, waiting
     end([*(child.process for child in made.children), *made.ending])
 
@@ -131,7 +135,7 @@ def test_a_process_that_keeps_dying_is_given_up(more: tuple[MoreIngest, Waiting]
         (child,) = processes.children
         child.process.kill()
         child.process.wait()
-        processes._restart_dead()
+        processes.check()
     assert processes.children == []
     looks(processes, clock, 20)
     assert processes.children == [], "the first does it all"
@@ -167,7 +171,7 @@ def test_a_stack_grows_while_its_first_process_does_not_keep_up_and_shrinks_agai
     """The first is stopped by a signal, so that what is stored was done by the second.
 
     Redis gives one message to the first, which waits for it; the sweep sends that again."""
-    monkeypatch.setattr(module, "cores", lambda: 2)
+    monkeypatch.setattr(module, "usable_cores", lambda: 2)
     quick = {"sweep_s": 0.5, "overdue_ms": 1_000, "claim_ttl_ms": 3_000}
     settings = Settings(data_dir=tmp_path / "data", gpu_agent=False, reader_processes=0, **quick)
     with Stack(settings) as stack:

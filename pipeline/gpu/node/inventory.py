@@ -21,13 +21,17 @@ def this_node() -> str:
     return socket.gethostname()
 
 
+def usable_cores() -> int:
+    """Cores that this process may use; 0 where the system does not tell."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on this system
+        return os.cpu_count() or 0
+
+
 def machine_size() -> tuple[int, int]:
     """Thousandths of cores that this process may use, and MiB of memory of the machine."""
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on this system
-        cores = os.cpu_count() or 0
-    return 1000 * cores, psutil.virtual_memory().total // 2**20
+    return 1000 * usable_cores(), psutil.virtual_memory().total // 2**20
 
 
 def schedulable_mib(total_mib: int, reserved_mib: int, headroom_mib: int) -> int:

@@ -5,11 +5,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
+from pipeline.errors import StackFailed
 from pipeline.logs import logger
 from pipeline.workers.stack.restarts import Crashes, Restarts
 
@@ -44,6 +45,24 @@ def end(processes: "Sequence[subprocess.Popen[bytes]]", *, within_s: float = STO
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # its session: pool children too
             process.wait()
+
+
+def restart_dead(
+    children: list[Child[Crashes]], start: "Callable[[Child[Crashes]], subprocess.Popen[bytes]]"
+) -> list[Child[Crashes]]:
+    """Starts dead ones again; one that keeps dying is given up and leaves `children`. Those that had died."""
+    dead = [child for child in children if child.process.poll() is not None]
+    for child in dead:
+        logger(worker=child.name).error("worker.died", code=child.process.returncode)
+        child.deaths.died()
+        try:
+            if child.deaths.hopeless:
+                raise StackFailed(f"{child.name} {child.deaths}: {last_line(child.log)}")
+            child.process = start(child)
+        except (StackFailed, OSError) as exc:
+            logger(worker=child.name).error("worker.given_up", why=str(exc))
+            children.remove(child)
+    return dead
 
 
 def last_line(log: Path) -> str:

@@ -7,7 +7,6 @@ take time from the rest of the stack, so none is started.
 """
 
 import contextlib
-import os
 import signal
 import subprocess
 import time
@@ -20,12 +19,13 @@ import psutil  # type: ignore[import-untyped] # it publishes no types
 import redis
 
 from pipeline.errors import RedisUnavailable
+from pipeline.gpu.node.inventory import usable_cores
 from pipeline.ledger.store import LedgerStore
 from pipeline.logs import logger
 from pipeline.messages.routing import QUEUE_INGEST
 from pipeline.messages.submit import Submit
 from pipeline.settings import Settings
-from pipeline.workers.stack.child import Child, last_line
+from pipeline.workers.stack.child import Child, restart_dead
 from pipeline.workers.stack.restarts import Crashes
 
 # With more, the one process that merges and watches is the bound.
@@ -37,13 +37,6 @@ LATE_LOOKS: Final = 2  # in a row: a batch that is given back is as old as when 
 IDLE_CORES: Final = 0.2
 START_S: Final = 4.0  # a new process needs so long before it shows what it does
 CALM_S: Final = 60.0
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def idle_s() -> float:
@@ -109,15 +102,18 @@ class MoreIngest:
         self,
         oldest: OldestBatch,
         spawn: Callable[[str], Child[Crashes]],
+        start_again: "Callable[[Child[Crashes]], subprocess.Popen[bytes]]",
         *,
         most: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         idle: Callable[[], float] = idle_s,
     ) -> None:
-        """`spawn` starts the process of a name. `most`: in all, with the first; None: one for each core."""
+        """`spawn` starts the process of a name, `start_again` one that has died. `most`: in all, with the
+        first; None: one for each core."""
         self.children: list[Child[Crashes]] = []
         self._oldest, self._spawn, self._clock, self._idle = oldest, spawn, clock, idle
-        self._most = (min(MOST, cores()) if most is None else most) - 1
+        self._start_again = start_again
+        self._most = max(1, min(MOST, usable_cores()) if most is None else most) - 1
         self._need = IngestNeed(clock)
         self._ending: list[Child[Crashes]] = []
         self._looked_at, self._idle_then = clock(), idle()
@@ -130,7 +126,10 @@ class MoreIngest:
     def check(self) -> bool:
         """Starts or ends one where that is due; starts a dead one again. True if anything changed."""
         self._ending = [child for child in self._ending if child.process.poll() is None]
-        changed = self._restart_dead()
+        dead = restart_dead(self.children, self._start_again)
+        if any(child not in self.children for child in dead):
+            self._most = 0
+        changed = bool(dead)
         now = self._clock()
         if now - self._looked_at < LOOK_S or not (self._most or self.children):
             return changed
@@ -147,38 +146,15 @@ class MoreIngest:
             self._end()
         return changed or change != 0
 
-    def _restart_dead(self) -> bool:
-        changed = False
-        for child in list(self.children):
-            if (code := child.process.poll()) is None:
-                continue
-            changed = True
-            logger(worker=child.name).error("worker.died", code=code)
-            child.deaths.died()
-            self.children.remove(child)
-            if child.deaths.hopeless:
-                why = f"{child.name} {child.deaths}: {last_line(child.log)}"
-                logger(worker=child.name).error("worker.given_up", why=why)
-                self._most = 0
-            else:
-                self._spawned(child.name, child.deaths)
-        return changed
-
     def _start(self, waits_s: float) -> None:
         used = {child.name for child in (*self.children, *self._ending)}
         name = next(name for n in count(2) if (name := f"ingest-{n}") not in used)
         logger(worker=name).info("ingest.more", waits_s=round(waits_s, 1))
-        self._spawned(name, Crashes())
-
-    def _spawned(self, name: str, deaths: Crashes) -> None:
         try:
-            child = self._spawn(name)
+            self.children.append(self._spawn(name))
         except OSError as exc:
             logger(worker=name).error("worker.given_up", why=str(exc))
             self._most = 0
-            return
-        child.deaths = deaths
-        self.children.append(child)
 
     def _end(self) -> None:
         """The newest, after its step."""

@@ -44,7 +44,7 @@ from pipeline.watching.sessions import keys as session_keys
 from pipeline.workers import flower as flower_process
 from pipeline.workers import sockets
 from pipeline.workers.same_store import join
-from pipeline.workers.stack.child import STOP_S, Child, Rule, end, last_line
+from pipeline.workers.stack.child import STOP_S, Child, Rule, end, last_line, restart_dead
 from pipeline.workers.stack.data_dir import lock, outlive, write_state
 from pipeline.workers.stack.intake_sockets import IntakeSockets
 from pipeline.workers.stack.limits import check_files
@@ -156,7 +156,9 @@ class Stack:
         self._start_gpu()  # the stack is ready without them
         if elastic:
             oldest = OldestBatch(connect(self.settings, timeout_s=ASK_S), self.settings)
-            self.more_ingest = MoreIngest(oldest, lambda name: self._spawn("ingest", name, Crashes()))
+            self.more_ingest = MoreIngest(
+                oldest, lambda name: self._spawn("ingest", name, Crashes()), self._start_again
+            )
         self.sidecars.show()
         self._write_state()
         return self
@@ -246,19 +248,11 @@ class Stack:
 
     def _check_gpu(self) -> None:
         """Restart what died; what keeps dying is given up, once and for all, and the CPU does its work."""
-        for child in list(self.gpu):
-            if (code := child.process.poll()) is None:
-                continue
-            logger(worker=child.name).error("worker.died", code=code)
-            child.deaths.died()
-            try:
-                if child.deaths.hopeless:
-                    raise StackFailed(f"{child.name} {child.deaths}: {last_line(child.log)}")
-                child.process = self._popen(child.command, child.log)
-            except (StackFailed, OSError) as exc:
-                logger(worker=child.name).error("worker.given_up", why=str(exc))
-                self.gpu.remove(child)
+        if restart_dead(self.gpu, self._start_again):
             self._note_state()
+
+    def _start_again(self, child: Child[Crashes]) -> "subprocess.Popen[bytes]":
+        return self._popen(child.command, child.log)
 
     @property
     def serves(self) -> bool:
