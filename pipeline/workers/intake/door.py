@@ -96,24 +96,11 @@ class _Counted:
         return self.reply.done()
 
     def set_result(self, answer: Accepted | Full) -> None:
-        full = isinstance(answer, Full)
-        self.count(
-            "full"
-            if full
-            else "duplicate"
-            if isinstance(answer, Accepted) and answer.duplicate
-            else "accepted"
-        )
+        self.count(_outcome(answer))
         self.reply.set_result(answer)
 
     def set_exception(self, error: Exception) -> None:
-        self.count(
-            "conflict"
-            if isinstance(error, IdentityConflict)
-            else "away"
-            if isinstance(error, RedisUnavailable)
-            else "failed"
-        )
+        self.count(_outcome(error))
         self.reply.set_exception(error)
 
     def count(self, outcome: str) -> None:
@@ -131,6 +118,21 @@ class _Counted:
             duplicate=duplicate,
             records=records if outcome == "accepted" else None,
         )
+
+
+def _outcome(end: Accepted | Full | Exception) -> str:
+    """How a request ended, as the counters name it."""
+    match end:
+        case Full():
+            return "full"
+        case Accepted():
+            return "duplicate" if end.duplicate else "accepted"
+        case IdentityConflict():
+            return "conflict"
+        case RedisUnavailable():
+            return "away"
+        case _:
+            return "failed"
 
 
 @dataclass(slots=True, eq=False)
