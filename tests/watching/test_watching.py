@@ -322,12 +322,17 @@ def no_reading(*_: object) -> None:
     raise AssertionError("a state was read again")
 
 
-def test_a_process_reads_no_state_again_that_it_wrote_in_the_last_round(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def fault_after_a_round(world: World) -> None:
+    """A session that a round has opened, and its fault, which waits for the next one."""
     world.stored(("a", 0, OPEN), anomalous=True)
     world.round()
     world.stored(("a", 1, FAULT), anomalous=True)
+
+
+def test_a_process_reads_no_state_again_that_it_wrote_in_the_last_round(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault_after_a_round(world)
     with monkeypatch.context() as patch:
         for kind in (MinuteCounts, Incidents, GrowingSession):
             patch.setattr(kind, "unpack", no_reading)
@@ -351,9 +356,7 @@ def test_a_round_of_another_process_between_ends_what_a_process_kept(world: Worl
 def test_a_round_that_fails_leaves_nothing_of_it_to_the_next_one(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.stored(("a", 0, OPEN), anomalous=True)
-    world.round()
-    world.stored(("a", 1, FAULT), anomalous=True)
+    fault_after_a_round(world)
     with monkeypatch.context() as patch:
         patch.setattr(world.watcher.state, "change", lambda *_, **__: False)
         with pytest.raises(LeaseRefused):

@@ -224,14 +224,19 @@ def test_requests_behind_one_that_waits_are_answered_in_their_order(settings: Se
     on_server(settings, use)
 
 
+async def begin_short(server: "Server", client: "Client") -> None:
+    """Until a second request of the client waits for its turn on the short way."""
+    client.writer.write(request("/lines?workload=shop", b"b"))
+    await client.writer.drain()
+    while not server.begun:
+        await asyncio.sleep(0)
+
+
 def test_the_request_of_a_client_that_has_gone_is_not_taken_in(settings: Settings) -> None:
     async def use(server: Server) -> None:
         client = await server.client()
         await client.ask("/lines?workload=shop", b"a")
-        client.writer.write(request("/lines?workload=shop", b"b"))
-        await client.writer.drain()
-        while not server.begun:
-            await asyncio.sleep(0)
+        await begin_short(server, client)
         client.writer.transport.abort()
         other = await server.client()
         await other.ask("/lines?workload=till", b"c")
@@ -280,10 +285,7 @@ def test_a_server_that_stops_answers_what_waits_and_ends_the_connection(settings
     async def use(server: Server) -> None:
         client = await server.client()
         await client.ask("/lines?workload=shop", b"a")
-        client.writer.write(request("/lines?workload=shop", b"b"))
-        await client.writer.drain()
-        while not server.begun:
-            await asyncio.sleep(0)
+        await begin_short(server, client)
         stopping = asyncio.ensure_future(server.stop())
         answer = await client.answer()
         assert answer.startswith(b"HTTP/1.1 200") and b"connection: close" in answer
