@@ -412,7 +412,7 @@ def _join(rows: pl.DataFrame) -> pl.DataFrame:
 def _completed(joined: pl.DataFrame) -> pl.DataFrame:
     """All columns of records. A query that adds the nulls takes 0.3 ms, also for a few records."""
     n = joined.height
-    nulls = _nulls(_KEPT_NULLS)[:n] if n <= _KEPT_NULLS else _nulls.__wrapped__(n)
+    nulls = _kept_nulls()[:n] if n <= _KEPT_NULLS else _nulls(n)
     columns = [
         joined.get_column(name).cast(kind) if name in _FRAMED else nulls.get_column(name)
         for name, kind in RAW_SCHEMA.items()
@@ -421,6 +421,10 @@ def _completed(joined: pl.DataFrame) -> pl.DataFrame:
 
 
 @cache
+def _kept_nulls() -> pl.DataFrame:
+    return _nulls(_KEPT_NULLS)
+
+
 def _nulls(rows: int) -> pl.DataFrame:
     """So many rows of the columns that framing does not tell."""
     untold = {name: kind for name, kind in RAW_SCHEMA.items() if name not in _FRAMED}

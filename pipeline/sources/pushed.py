@@ -116,12 +116,12 @@ def _formats_of(
 
     A part tells them to later ones of its workload. So parts of one workload are looked at in turn."""
     rounds: list[list[int]] = []
-    seen: Counter[str] = Counter()
+    earlier: Counter[str] = Counter()  # parts of a workload
     for place, workload in enumerate(workloads):
-        if seen[workload] == len(rounds):
+        if earlier[workload] == len(rounds):
             rounds.append([])
-        rounds[seen[workload]].append(place)
-        seen[workload] += 1
+        rounds[earlier[workload]].append(place)
+        earlier[workload] += 1
     found: list[tuple[str, ...]] = [()] * len(workloads)
     for places in rounds:
         some = parts.chosen(places)

@@ -31,7 +31,7 @@ class RoundMemory:
 
     @classmethod
     def after(cls, view: View, changes: Changes, name: str) -> "RoundMemory":
-        """What is known once the round of this name has written its changes."""
+        """The states that this process keeps of the round of this name, which has written its changes."""
         counts = view.minute_counts
         for workload in changes.forgotten:
             counts.pop(workload, None)

@@ -51,7 +51,7 @@ class IncidentListing:
     def _compared(
         self, settled: SettledIncidents, groups: list[tuple[str, list[Cause]]], shape: TraceShape
     ) -> SettledIncidents:
-        """Those that are settled and these groups, each compared with all before it."""
+        """The settled incidents with these groups behind them, each compared with all before it."""
         stored, same = self._settled, 0
         if stored is None or self._version != settled.version or self._shape != shape:
             stored = self._settled = settled.copy()

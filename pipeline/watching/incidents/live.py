@@ -79,7 +79,7 @@ class Incidents:
 
     @property
     def shape(self) -> TraceShape:
-        """What traces show of workloads."""
+        """The shape of calls between workloads, as traces show it."""
         return self._shape
 
     @shape.setter
@@ -252,7 +252,7 @@ class Incidents:
 
 
 class _Facts(NamedTuple):
-    """What is computed once of a young cause."""
+    """Onset and weight of a young cause, computed once."""
 
     young: YoungCause
     onset: Onset  # as if it were no noise
