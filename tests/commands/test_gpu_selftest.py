@@ -15,6 +15,7 @@ from fake_nvml_driver import Driver, Gpu
 from pipeline.commands.gpu import selftest, selftest_child
 from pipeline.commands.gpu.selftest import NO_GPU, CheckResult, all_checks
 from pipeline.gpu.node import cuda
+from pipeline.gpu.node.host_lock import host_lock
 from pipeline.gpu.node.readings import MachineReading, Reading
 from pipeline.logs import logger
 from pipeline.settings import Settings
@@ -107,6 +108,22 @@ def test_the_table_of_a_device_with_a_foreign_process_that_has_it_alone(
     assert "CUDA does not start" in said.out and "kept another process out" in said.out
     assert "p50 3 ms, longest 9 ms of 3" in said.out
     assert said.err == ""  # no event of a log between the rows
+
+
+@pytest.mark.usefixtures("no_door")
+def test_a_device_that_a_stack_leases_is_no_failure(
+    verb: Verb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(tmp_path)
+    driver.devices(Gpu(UUID))
+    driver.use(monkeypatch)
+    monkeypatch.setattr(selftest, "HOST_DIRECTORY", tmp_path / "locks")
+    monkeypatch.setattr(selftest, "ask_child", lambda kind, _uuid, _mib: GOOD[kind])
+    with host_lock(tmp_path / "locks", UUID, exclusive=False):
+        said = verb("selftest")
+    assert said.code == 0, said
+    (row,) = (row for row in said.out.splitlines() if "foreign process" in row)
+    assert "| skipped | a program has a lease of the device" in row
 
 
 def test_a_process_of_a_check_that_dies_or_hangs_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,13 +178,19 @@ def _of_limit(one: Reading, ask: Ask) -> DeviceCheck:
 
 
 def _of_lock(one: Reading, context_mib: int) -> DeviceCheck:
-    """A process of nobody's pool has the device alone: nobody else begins there, and the driver shows it."""
+    """A process of nobody's pool has the device alone: nobody else begins there, and the driver shows it.
+    Nobody can have a device alone where a stack of this machine leases it."""
+    name = "exclusive use by a foreign process"
+    try:
+        with host_lock(HOST_DIRECTORY, one.uuid, exclusive=True, wait_s=0):
+            pass
+    except LeaseRefused:
+        words = "a program has a lease of the device; try again without one, as without `logweir up`"
+        return DeviceCheck(check=name, device=one.uuid, verdict=CheckResult.SKIPPED, measured=words)
     with child(["hold", one.uuid, str(context_mib)]) as process:
         facts = _last_line(process)
         if "pid" not in facts:
-            return _check(
-                "exclusive use by a foreign process", one.uuid, facts or {"error": "no answer"}, str
-            )
+            return _check(name, one.uuid, facts or {"error": "no answer"}, str)
         try:
             with host_lock(HOST_DIRECTORY, one.uuid, exclusive=False, wait_s=0):
                 refused = False
@@ -196,9 +202,7 @@ def _of_lock(one: Reading, context_mib: int) -> DeviceCheck:
         "lists it" if seen else "does not list its process id (as in a container without the host's)"
     )
     verdict = CheckResult.PASSED if refused else CheckResult.FAILED
-    return DeviceCheck(
-        check="exclusive use by a foreign process", device=one.uuid, verdict=verdict, measured=words
-    )
+    return DeviceCheck(check=name, device=one.uuid, verdict=verdict, measured=words)
 
 
 def _readings() -> Sequence[Reading]:
