@@ -412,9 +412,14 @@ def is_telling(key: str) -> bool:
     return key in _TELLING or key in _ABOVE
 
 
+def may_have_halves(text: str) -> bool:
+    """Whether half a character may be written in JSON, which no text can have."""
+    return "\\u" in text and _HALF.search(text) is not None
+
+
 def members_of(text: str) -> dict[str, msgspec.Raw] | None:
     """The members of an object as they are written; None where `pairs_in` has the last word."""
-    if "\\u" in text and _HALF.search(text):
+    if may_have_halves(text):
         return None
     try:
         return _MEMBERS.decode(text)

@@ -3,11 +3,14 @@
 A wrapper is taken off before the formats look at a line. Wrappers nest in the order of `WRAPPERS`: Compose
 may hold lines with a time of Docker. The raw column stays as it was read."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from operator import itemgetter
-from typing import Final, NamedTuple
+from functools import lru_cache
+from itertools import groupby
+from operator import attrgetter, itemgetter
+from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 import polars as pl
 
@@ -47,6 +50,12 @@ _ENVELOPE_MARK: Final = (
     rf'|"message"\s*:\s*".*{_STAMPED}|{_STAMPED}.*"message"\s*:\s*"'
 )
 _INNER: Final = ("textPayload", "log", "message")
+# As Fluent Bit writes them, without blanks. None overlaps `_LOG_MEMBER`. Each costs a tenth of a pattern.
+_LOG_MEMBER: Final = '"log":"'
+_OUTER_MEMBERS: Final = (',"kubernetes":{', ',"stream":"stdout",', ',"stream":"stderr",')
+_ALIKE: Final = 512  # objects that are decoded in one call
+_MOST_MEMBERS: Final = 64  # of an object that others may be like
+_LAYOUTS: Final = 64
 
 # One CRI line: a full one loses its prefix, a partial one also its line end.
 _CRI_PREFIX: Final = (
@@ -111,17 +120,19 @@ def inner_lines(raw: pl.Series, formats: tuple[str, ...]) -> pl.Series:
 
 def envelope_lines(raw: pl.Series) -> pl.Series:
     """The first line of the text inside each envelope."""
-    inner = _unwrap_envelopes(raw, arrived=_SOME_DAY, zone="UTC")["inner"].drop_nulls()
+    inner = _unwrap_envelopes(raw, arrived=_SOME_DAY, zone="UTC", timed=False)["inner"].drop_nulls()
     return inner.str.split("\n").list.first()
 
 
-def unwrap(raw: pl.Series, name: str, *, arrived: datetime, zone: str = "UTC") -> pl.DataFrame:
+def unwrap(
+    raw: pl.Series, name: str, *, arrived: datetime, zone: str = "UTC", timed: bool = True
+) -> pl.DataFrame:
     """`inner` text (null for other records), `timestamp`, `host` and `service` of records in a wrapper.
 
     The three may be null; an envelope has `level` and `process` too. Every line of a record loses its
-    prefix."""
+    prefix. `timed`: whether the caller reads times; an envelope's `timestamp` is null otherwise."""
     if name == "envelope":
-        return _unwrap_envelopes(raw, arrived=arrived, zone=zone)
+        return _unwrap_envelopes(raw, arrived=arrived, zone=zone, timed=timed)
     blank = pl.Series([None], dtype=pl.String).new_from_index(0, raw.len())
     columns = {"host": blank, "service": blank}
     if name == "docker":
@@ -144,15 +155,30 @@ def unwrap(raw: pl.Series, name: str, *, arrived: datetime, zone: str = "UTC") -
 
 
 def _are_envelopes(raw: pl.Series) -> pl.Series:
-    return raw.str.contains(_ENVELOPE_LINE) & raw.str.contains(_ENVELOPE_MARK)
+    """By the text alone. Patterns look only at objects that are not written as Fluent Bit writes them."""
+    outer = raw.str.contains(_OUTER_MEMBERS[0], literal=True)
+    for member in _OUTER_MEMBERS[1:]:
+        if outer.all():
+            break
+        outer |= raw.str.contains(member, literal=True)
+    found = (
+        outer
+        & raw.str.starts_with("{")
+        & raw.str.ends_with("}")
+        & raw.str.contains(_LOG_MEMBER, literal=True)
+    )
+    rows = (~found).arg_true()
+    if not rows.len():
+        return found
+    others = raw.gather(rows)
+    return found.scatter(rows, others.str.contains(_ENVELOPE_LINE) & others.str.contains(_ENVELOPE_MARK))
 
 
-def _unwrap_envelopes(raw: pl.Series, *, arrived: datetime, zone: str) -> pl.DataFrame:
+def _unwrap_envelopes(raw: pl.Series, *, arrived: datetime, zone: str, timed: bool) -> pl.DataFrame:
     """The header columns of a collector's objects, and the program's line as `inner`; null in other rows."""
     rows = _are_envelopes(raw).fill_null(value=False).arg_true()
-    contents = _Contents()
-    for text in raw.gather(rows).to_list():
-        contents.read(text)
+    contents = _Contents(timed=timed)
+    contents.read_all(raw if rows.len() == raw.len() else raw.gather(rows))
     found = contents.columns(arrived=arrived, zone=zone)
     if rows.len() == raw.len():
         return found
@@ -161,6 +187,54 @@ def _unwrap_envelopes(raw: pl.Series, *, arrived: datetime, zone: str) -> pl.Dat
         for name, kind in found.schema.items()
     )
     return pl.DataFrame([column.scatter(rows, found[column.name]) for column in blank])
+
+
+class _Layout(NamedTuple):
+    """How objects with the same members are decoded in one call. A decoder refuses other objects."""
+
+    decoder: msgspec.json.Decoder[Any]
+    line: Callable[[Any], str] | None  # reads the line, None without one
+    times: tuple[tuple[int, Callable[[Any], str]], ...]  # by their places
+    keys: tuple[str, ...]  # of the other telling members
+    others: Callable[[Any], Any]  # reads them: one alone, or a tuple of them
+
+
+def _nothing(_: object) -> tuple[()]:
+    return ()
+
+
+def _layout_of(members: dict[str, msgspec.Raw]) -> _Layout | None:
+    """Of objects like this one. None where a line or a time is no text, and for unusual keys."""
+    if len(members) > _MOST_MEMBERS:
+        return None
+    for key, raw in members.items():
+        if (key in _INNER or key in pairs.TIME_PLACES) and bytes(raw)[:1] != b'"':
+            return None
+        if not key.isprintable() or '"' in key or "\\" in key:
+            return None
+    return _layout(tuple(members))
+
+
+@lru_cache(maxsize=_LAYOUTS)
+def _layout(keys: tuple[str, ...]) -> _Layout:
+    names = {key: f"member_{number}" for number, key in enumerate(keys)}
+    texts = {key for key in keys if key in _INNER or key in pairs.TIME_PLACES}
+    fields = [
+        (name, str if key in texts else msgspec.Raw, msgspec.field(name=key)) for key, name in names.items()
+    ]
+    decoder = msgspec.json.Decoder(
+        msgspec.defstruct("Envelope", fields, forbid_unknown_fields=True, gc=False)
+    )
+    line = min(texts.intersection(_INNER), default=None)
+    times = sorted((pairs.TIME_PLACES[key], names[key]) for key in texts.difference(_INNER))
+    telling = tuple(key for key in keys if key not in texts and pairs.is_telling(key))
+    return _Layout(
+        decoder,
+        None if line is None else attrgetter(names[line]),
+        tuple((place, attrgetter(name)) for place, name in times),
+        telling,
+        attrgetter(*(names[key] for key in telling)) if telling else _nothing,
+    )
 
 
 class _Beside(NamedTuple):
@@ -180,7 +254,8 @@ def _beside(found: Sequence[tuple[str, str]]) -> _Beside:
 class _Contents:
     """Columns of a collector's objects. Most differ in line and time alone. The remainder is read once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, timed: bool) -> None:
+        self._timed = timed  # whether times are read
         self._lines: list[str | None] = []
         self._which: list[int] = []  # of the distinct ones
         self._distinct: list[_Beside] = []
@@ -188,7 +263,48 @@ class _Contents:
         self._times: list[str] = []  # of each object in turn, the likeliest first
         self._of: list[int] = []  # the object of each time
 
-    def read(self, text: str) -> None:
+    def read_all(self, texts: pl.Series) -> None:
+        """Adds objects, which are envelopes each."""
+        layout: _Layout | None = None
+        for at in range(0, texts.len(), _ALIKE):
+            some = texts.slice(at, _ALIKE)
+            if layout is None:
+                layout = _layout_of(pairs.members_of(some[0]) or {})
+            if layout is not None and self._read_alike(some, layout):
+                continue
+            layout = None
+            for text in some.to_list():
+                self._read(text)
+
+    def _read_alike(self, texts: pl.Series, layout: _Layout) -> bool:
+        """Adds objects of one layout. False, without any of them, where one has another.
+
+        Each text begins with a brace and ends with one. So no value goes on in the next text, and as many
+        values as texts are one of each."""
+        joined = texts.str.join("\n").item()
+        if pairs.may_have_halves(joined):
+            return False
+        try:
+            rows = layout.decoder.decode_lines(joined)
+        except (ValueError, RecursionError):
+            return False
+        if len(rows) != texts.len():
+            return False
+        which: list[int] = []
+        for others, run in groupby(map(layout.others, rows)):
+            values = others if isinstance(others, tuple) else (others,)
+            known = zip(layout.keys, map(bytes, values), strict=True)
+            which += [self._number(known)] * sum(1 for _ in run)
+        lines = [None] * len(rows) if layout.line is None else list(map(layout.line, rows))
+        if not self._timed:
+            self._which += which
+            self._lines += lines
+            return True
+        for row, line, number in zip(rows, lines, which, strict=True):
+            self._add(number, "", line, [(place, read(row)) for place, read in layout.times])
+        return True
+
+    def _read(self, text: str) -> None:
         """Adds an object."""
         members = pairs.members_of(text)
         if members is None:
@@ -208,25 +324,31 @@ class _Contents:
                 times.append((pairs.TIME_PLACES[key], pairs.member_text(value)))
             elif key in _INNER or pairs.is_telling(key):
                 others.append((key, value))
+        self._add(self._number(others), name, pairs.member_text(line) if name else None, times)
+
+    def _number(self, others: Iterable[tuple[str, bytes]]) -> int:
+        """The number of the object without line and time that has these members."""
         known = tuple(others)
         which = self._known.get(known)
         if which is None:
             which = self._known[known] = len(self._distinct)
-            self._distinct.append(_beside(pairs.pairs_in(pairs.object_of(others))))
-        self._add(which, name, pairs.member_text(line) if name else None, times)
+            self._distinct.append(_beside(pairs.pairs_in(pairs.object_of(known))))
+        return which
 
     def _add(self, which: int, key: str, line: str | None, times: list[tuple[int, str]]) -> None:
         beside = self._distinct[which]
         if beside.key and (not key or beside.key < key):
             line = beside.line
+        self._lines.append(line)
+        self._which.append(which)
+        if not self._timed:
+            return
         times += beside.header.times
         if len(times) > 1:
             times.sort(key=itemgetter(0))
         for _, text in times:
             self._times.append(text)
-            self._of.append(len(self._lines))
-        self._lines.append(line)
-        self._which.append(which)
+            self._of.append(len(self._lines) - 1)
 
     def columns(self, *, arrived: datetime, zone: str) -> pl.DataFrame:
         which = pl.Series(self._which, dtype=pl.UInt32)
@@ -239,7 +361,9 @@ class _Contents:
         return pl.DataFrame([self._timestamps(arrived=arrived, zone=zone), *columns, lines])
 
     def _timestamps(self, *, arrived: datetime, zone: str) -> pl.Series:
-        """The first readable time of each object."""
+        """The first readable time of each object; none where times are not read."""
+        if not self._timed:
+            return pl.Series("timestamp", [None], dtype=UTC_US).new_from_index(0, len(self._lines))
         texts = pairs.plain_times(pl.Series("timestamp", self._times, dtype=pl.String))
         read = read_times(texts, arrived=arrived, zone=zone)
         of = np.array(self._of, dtype=np.uint32)
