@@ -1,7 +1,6 @@
 """Pushed lines and records to the columns of RAW_SCHEMA, framed as in a file."""
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -10,6 +9,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 from cachetools import LRUCache
+from msgspec.structs import replace
 
 from pipeline.records.columns import Parts, any_of_each, gathered, nulls_of
 from pipeline.records.pushed import Pushed, PushedLines, PushedRecords, joined_records
@@ -84,13 +84,22 @@ class FramedWorkloads:
     formats: Sequence[tuple[str, ...]]
 
 
-def framed_by_workload(several: Sequence[PushedRecords], trusted: KnownFormats) -> FramedWorkloads:
-    """The records of batches of several workloads, framed together."""
+def framed_by_workload(
+    several: Sequence[PushedRecords], trusted: KnownFormats, names: Sequence[str | None] = ()
+) -> FramedWorkloads:
+    """The records of batches, framed together. `names`: the workload of each, None where its records name
+    theirs; none of them where all do."""
     batches: list[int] = []
     workloads: list[str] = []
     heights: list[int] = []
     ordered = []
-    for number, records in enumerate(several):
+    for number, (records, name) in enumerate(zip(several, names or [None] * len(several), strict=True)):
+        if name is not None:
+            batches.append(number)
+            workloads.append(name)
+            heights.append(records.height)
+            ordered.append(_placed(records))
+            continue
         places = records.rows_by_workload()
         batches += [number] * len(places)
         workloads += places
@@ -100,13 +109,10 @@ def framed_by_workload(several: Sequence[PushedRecords], trusted: KnownFormats) 
     return FramedWorkloads(batches, workloads, parts, _formats_of(workloads, parts, trusted))
 
 
-def framed_records(
-    records: PushedRecords, workload: str, trusted: KnownFormats
-) -> tuple[pl.DataFrame, tuple[str, ...]]:
-    """The records of a batch of one workload, and the formats of their headers."""
-    rows = _columns(records)
-    (formats,) = _formats_of([workload], Parts(rows, [rows.height]), trusted)
-    return rows, formats
+def _placed(records: PushedRecords) -> PushedRecords:
+    """The records of one workload, with the place of each in their batch."""
+    places = records.places or list(range(1, records.height + 1))
+    return replace(records, workloads=None, places=places)
 
 
 def _formats_of(
@@ -114,25 +120,27 @@ def _formats_of(
 ) -> list[tuple[str, ...]]:
     """The formats of each part: those that its workload is known to have, where it plainly has them.
 
-    A part tells them to later ones of its workload. So parts of one workload are looked at in turn."""
-    rounds: list[list[int]] = []
-    earlier: Counter[str] = Counter()  # parts of a workload
-    for place, workload in enumerate(workloads):
-        if earlier[workload] == len(rounds):
-            rounds.append([])
-        rounds[earlier[workload]].append(place)
-        earlier[workload] += 1
+    A part that tells them tells them to later ones of its workload. So those are looked at once more."""
+    texts = Parts(gathered(parts, ["raw", "message"]), parts.heights)
     found: list[tuple[str, ...]] = [()] * len(workloads)
-    for places in rounds:
-        some = parts.chosen(places)
+    places: Sequence[int] = range(len(workloads))
+    while places:
         expected = [trusted.of(workloads[place]) for place in places]
+        some = texts.chosen(places)
         fit = _fitting(some, expected)
+        told: set[str] = set()
+        left: list[int] = []
         for number, (place, formats, fits) in enumerate(zip(places, expected, fit, strict=True)):
-            if formats is not None and fits:
+            workload = workloads[place]
+            if workload in told:
+                left.append(place)
+            elif formats is not None and fits:
                 found[place] = formats
             else:
                 found[place] = _formats_in(some[number])
-                trusted.tell(workloads[place], found[place])
+                trusted.tell(workload, found[place])
+                told.add(workload)
+        places = left
     return found
 
 
@@ -142,9 +150,12 @@ def _formats_in(rows: pl.DataFrame) -> tuple[str, ...]:
     return detect(unparsed.head(_DETECTED_IN).to_list()) if unparsed.len() else ()
 
 
-def _fitting(parts: Parts[pl.DataFrame], expected: Sequence[tuple[str, ...] | None]) -> list[bool]:
-    """Whether each unparsed record of a part is plainly one of the part's expected formats."""
+def _fitting(texts: Parts[pl.DataFrame], expected: Sequence[tuple[str, ...] | None]) -> list[bool]:
+    """Whether each unparsed record of a part is plainly one of the part's expected formats. `texts`: columns
+    `raw` and `message`."""
     fit = [formats is not None for formats in expected]
+    if not texts.whole["message"].null_count():
+        return fit
     of_documents: list[int] = []
     by_formats: dict[tuple[str, ...], list[int]] = {}
     for number, formats in enumerate(expected):
@@ -154,25 +165,25 @@ def _fitting(parts: Parts[pl.DataFrame], expected: Sequence[tuple[str, ...] | No
         if are_read_as_documents(formats):
             of_documents += numbers
     # The objects of a collector are alike, whatever lines they hold.
-    documents = set(_fitting_ones(parts, sorted(of_documents), DOCUMENTS))
+    documents = set(_fitting_ones(texts, sorted(of_documents), DOCUMENTS))
     for formats, numbers in by_formats.items():
         left = [number for number in numbers if number not in documents]
-        fitting = set(_fitting_ones(parts, left, formats))
+        fitting = set(_fitting_ones(texts, left, formats))
         for number in left:
             fit[number] = number in fitting
     return fit
 
 
 def _fitting_ones(
-    parts: Parts[pl.DataFrame], numbers: Sequence[int], formats: tuple[str, ...]
+    texts: Parts[pl.DataFrame], numbers: Sequence[int], formats: tuple[str, ...]
 ) -> Iterator[int]:
     """The numbers of the parts whose unparsed records are plainly of these formats."""
     if not numbers:
         return
-    texts = Parts(gathered(parts, ["raw", "message"]), parts.heights).chosen(numbers)
-    some = texts.whole
+    chosen = texts.chosen(numbers)
+    some = chosen.whole
     unlike = nulls_of(some["message"]) & ~are_records(some["raw"], formats).to_numpy()
-    misfits = any_of_each(unlike, texts.heights)
+    misfits = any_of_each(unlike, chosen.heights)
     for number, misfit in zip(numbers, misfits, strict=True):
         if not misfit:
             yield number
@@ -201,16 +212,15 @@ def framed_alike(batches: Sequence[PushedLines], formats: tuple[str, ...]) -> li
 
 def _columns(records: PushedRecords) -> pl.DataFrame:
     message = pl.Series("message", records.messages, dtype=pl.String)
-    texts = records.texts
     raw = message.alias("raw")
     if records.raws is not None or message.null_count():
-        raw = pl.Series("raw", texts, dtype=pl.String)
+        raw = pl.Series("raw", records.texts, dtype=pl.String)
     n = records.height
     timestamp, timed = _times(records)
     filled = {
         "raw": raw,
         "line": pl.Series("line", records.places or range(1, n + 1), dtype=pl.UInt64),
-        "lines": pl.Series("lines", [text.count("\n") + 1 for text in texts], dtype=pl.UInt32),
+        "lines": _lines_of(raw),
         "timestamp": timestamp,
         "timed": timed,
         "message": message,
@@ -220,6 +230,13 @@ def _columns(records: PushedRecords) -> pl.DataFrame:
         if values:
             filled[name] = pl.Series(name, values, dtype=pl.String)
     return pl.DataFrame([filled[name] if name in filled else _nulls(name, n) for name in RAW_SCHEMA])
+
+
+def _lines_of(raw: pl.Series) -> pl.Series:
+    """The physical lines of each text."""
+    if raw.str.contains("\n", literal=True).any():
+        return (raw.str.count_matches("\n", literal=True) + 1).alias("lines")
+    return pl.Series("lines", [1], dtype=pl.UInt32).new_from_index(0, raw.len())
 
 
 def _nulls(name: str, n: int) -> pl.Series:

@@ -3,7 +3,7 @@
 A query of Polars costs as much for ten lines as for a thousand, so the batches of a group share each pass.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from pipeline.logs import logger
 from pipeline.records.columns import Parts, chosen, gathered, heights_of
 from pipeline.records.delivery import Claim, Meta
 from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
-from pipeline.sources.pushed import framed, framed_alike, framed_by_workload, framed_records
+from pipeline.sources.pushed import framed, framed_alike, framed_by_workload
 from pipeline.tasks.context import Context
 from pipeline.watching.sessions import keys as session_keys
 
@@ -58,19 +58,21 @@ def _framed(
 ) -> tuple[Sequence[Claim], Sequence[pl.DataFrame]]:
     """The records of each claim, with the formats of their headers in its description."""
     payloads = context.ledger.payloads([claim.batch_id for claim in claims if not claim.rescore])
-    if all(claim.several for claim in claims):
-        return _by_workload(context, claims, payloads)
     found: dict[int, list[tuple[Claim, pl.DataFrame]]] = {}
     by_formats: dict[tuple[str, ...], list[tuple[int, PushedLines]]] = {}
+    together: list[tuple[int, PushedRecords]] = []
     for place, (claim, work) in enumerate(zip(claims, works, strict=True)):
         if claim.rescore:
             found[place] = [(claim, _stored(context, claim))]
             continue
-        if claim.several:
-            found[place] = list(zip(*_by_workload(context, [claim], payloads), strict=True))
-            continue
         payload = next(payloads)
         earlier = None if work is None else detect.formats_of(work)
+        if claim.several:
+            together.append((place, _named(claim, payload)))
+            continue
+        if isinstance(payload, PushedRecords) and earlier is None:
+            together.append((place, payload))
+            continue
         if isinstance(payload, PushedLines) and earlier is None:
             current = context.formats.of(claim.workload)
             if current is not None:
@@ -85,16 +87,23 @@ def _framed(
                 found[place] = [_framed_alone(context, claim, payload, None)]
             else:
                 found[place] = [(_with_formats(claim, formats), records)]
+    if together:
+        some = [claims[place] for place, _ in together]
+        numbers, members, parts = _by_workload(context, some, [payload for _, payload in together])
+        if not found:
+            return members, parts
+        for number, member, rows_of_member in zip(numbers, members, parts, strict=True):
+            found.setdefault(together[number][0], []).append((member, rows_of_member))
     pairs = [pair for place in range(len(claims)) for pair in found[place]]
     return [claim for claim, _ in pairs], [records for _, records in pairs]
 
 
 def _by_workload(
-    context: Context, claims: Sequence[Claim], payloads: Iterator[pl.DataFrame | Pushed]
-) -> tuple[list[Claim], Parts[pl.DataFrame]]:
-    """The records of each workload of these batches of several, the next of `payloads`. Raises BadPayload."""
-    several = [_named(claim, next(payloads)) for claim in claims]
-    rows = framed_by_workload(several, context.formats)
+    context: Context, claims: Sequence[Claim], several: Sequence[PushedRecords]
+) -> tuple[Sequence[int], list[Claim], Parts[pl.DataFrame]]:
+    """The records of each workload of these batches, its claim, and the number of its batch."""
+    names = [None if claim.several else claim.workload for claim in claims]
+    rows = framed_by_workload(several, context.formats, names)
     lines = np.add.reduceat(rows.records.whole["lines"].to_numpy().astype(np.int64), rows.records.starts)
     members = []
     metas: dict[tuple[int, tuple[str, ...]], Meta] = {}
@@ -103,8 +112,12 @@ def _by_workload(
         claim = claims[number]
         if (meta := metas.get((number, formats))) is None:
             meta = metas[number, formats] = replace(claim.meta, formats=formats)
-        members.append(claim.part(workload, lines=n_lines, records=height, meta=meta))
-    return members, rows.records
+        members.append(
+            claim.part(workload, lines=n_lines, records=height, meta=meta)
+            if claim.several
+            else replace(claim, meta=meta)
+        )
+    return rows.batches, members, rows.records
 
 
 def _named(claim: Claim, payload: pl.DataFrame | Pushed) -> PushedRecords:
@@ -121,9 +134,6 @@ def _with_formats(claim: Claim, formats: tuple[str, ...]) -> Claim:
 def _framed_alone(
     context: Context, claim: Claim, payload: pl.DataFrame | Pushed, earlier: tuple[str, ...] | None
 ) -> tuple[Claim, pl.DataFrame]:
-    if isinstance(payload, PushedRecords) and earlier is None:
-        records, formats = framed_records(payload, claim.workload, context.formats)
-        return _with_formats(claim, formats), records
     records, formats = framed(payload, claim.meta.formats, earlier=earlier)
     if isinstance(payload, PushedLines) and earlier is None:
         context.formats.tell(claim.workload, formats)

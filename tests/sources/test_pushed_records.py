@@ -11,7 +11,7 @@ from pipeline.records.batch import Purpose
 from pipeline.records.delivery import Meta
 from pipeline.records.pushed import PushedRecords
 from pipeline.sources import formats, pushed
-from pipeline.sources.pushed import KnownFormats, framed, framed_by_workload, framed_records
+from pipeline.sources.pushed import KnownFormats, framed, framed_by_workload
 
 META = Meta(source="push", source_key="0" * 16, purpose=Purpose.SCORE, arrived=datetime(2026, 11, 25, tzinfo=UTC),
             formats=(), zone="UTC")  # fmt: skip
@@ -55,7 +55,7 @@ def test_the_formats_of_a_workload_are_looked_for_again_when_a_record_has_anothe
     monkeypatch.setattr(pushed, "detect", lambda lines: (looks.append(lines), formats.detect(lines))[1])
     iso = PushedRecords([None], raws=["2026-11-25 10:00:00 INFO started"])
     other = PushedRecords([None], raws=['{"log":"a","stream":"stdout","time":"2026-11-25T10:00:00.5Z"}'])
-    found = [framed_records(records, "w", known)[1] for records in (iso, iso, other, other)]
+    found = [framed_by_workload([records], known, ["w"]).formats[0] for records in (iso, iso, other, other)]
     assert found[0] == found[1] != found[2]
     assert len(looks) == 3, "a line in Docker's wrapper always takes a look"
 
@@ -82,8 +82,37 @@ def test_the_records_of_several_workloads_have_the_formats_that_each_would_have_
         framed = framed_by_workload([several], together)
         for workload, rows, found in zip(framed.workloads, framed.records, framed.formats, strict=True):
             one = PushedRecords([None] * 3, raws=[texts[workload]] * 3)
-            assert found == framed_records(one, workload, alone)[1], workload
+            assert found == framed_by_workload([one], alone, [workload]).formats[0], workload
             assert rows["raw"].to_list() == [texts[workload]] * 3
+
+
+def test_batches_framed_together_have_the_rows_that_each_would_have_alone() -> None:
+    noon = int(datetime(2026, 11, 25, 12, tzinfo=UTC).timestamp() * 1e6)
+    iso = "2026-11-25 10:00:00 INFO started"
+    batches = [
+        (PushedRecords(["plain", "two\nlines"]), "a"),
+        (PushedRecords([None, "b"], raws=[iso, None], timestamps=[noon, None], levels=["error", None]), "a"),
+        (PushedRecords([None, None], raws=[iso, "x\ny\n"], untimed=[noon, None], places=[7, 9]), "b"),
+        (PushedRecords([None] * 3, raws=[iso] * 3, workloads=["b", "c", "b"], hosts=["h", None, "i"]), None),
+        (PushedRecords([None], raws=['{"level":"info","msg":"a"}'], services=["s"], workloads=["b"]), "a"),
+    ]
+    together, alone = KnownFormats(), KnownFormats()
+    names = [name for _, name in batches]
+    for _ in range(2):
+        framed_all = framed_by_workload([records for records, _ in batches], together, names)
+        found = list(
+            zip(framed_all.batches, framed_all.workloads, framed_all.records, framed_all.formats, strict=True)
+        )
+        assert [(number, workload) for number, workload, _, _ in found] == [
+            (0, "a"), (1, "a"), (2, "b"), (3, "b"), (3, "c"), (4, "a"),
+        ]  # fmt: skip
+        for number, (records, name) in enumerate(batches):
+            expected = framed_by_workload([records], alone, [name])
+            some = [(workload, formats) for place, workload, _, formats in found if place == number]
+            assert some == list(zip(expected.workloads, expected.formats, strict=True))
+            rows = pl.concat([rows for place, _, rows, _ in found if place == number])
+            assert rows.equals(expected.records.whole), number
+    assert framed_by_workload([batches[2][0]], alone, ["b"]).records.whole["line"].to_list() == [7, 9]
 
 
 def test_no_formats_are_looked_for_in_records_that_have_their_messages(

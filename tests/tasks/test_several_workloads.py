@@ -10,12 +10,12 @@ from small_bundles import ONE, written
 from pipeline.messages.app import make_app
 from pipeline.producer import Producer
 from pipeline.records.batch import SEVERAL, Batch, Purpose, utc_now
-from pipeline.records.delivery import Accepted, RequestIdentity, Stage
+from pipeline.records.delivery import Accepted, Claim, RequestIdentity, Stage
 from pipeline.records.pushed import PushedRecords
 from pipeline.settings import Settings
 from pipeline.sinks.choose import parquet_of
 from pipeline.sources.pushed import KnownFormats, framed_by_workload
-from pipeline.tasks import drain, infer, ingest, store
+from pipeline.tasks import drain, frontend, infer, ingest, store
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import perform
 from tests.tasks.test_merging import live
@@ -85,6 +85,28 @@ def test_a_workload_with_an_unknown_line_leaves_the_batch_with_all_of_its_lines(
         "shop": (2, 2), "till": (2, 0), "bank": (1, 0),
     }  # fmt: skip
     check_sums(snapshot(context.client, context.settings.redis.key_prefix))
+
+
+def test_batches_of_every_kind_are_read_in_one_pass_in_their_order(context: Context) -> None:
+    producer = Producer(context.ledger, context.submit, context.settings)
+    accepted(context, "b0", ("till", ISO), ("shop", JSON))
+    producer.send([ISO, ISO], workload="till", batch_id="b1")
+    producer.send([{"message": "disk full"}], workload="shop", batch_id="b2")
+    accepted(context, "b3", ("shop", JSON))
+    producer.send([{"message": "shut"}, {"message": "open"}], workload="till", batch_id="b4")
+    names = ["b3", "b2", "b1", "b0", "b4"]
+    claims = [context.ledger.claim(name, Stage.INGEST, "me") for name in names]
+    assert all(isinstance(claim, Claim) for claim in claims)
+    prepared = frontend.prepared_batches(context, claims, [None] * len(names))  # type: ignore[arg-type]
+    columns = zip(prepared.claims, prepared.records, strict=True)
+    assert [(c.batch_id, c.workload, c.records, rows["message"].to_list()) for c, rows in columns] == [
+        ("b3", "shop", 1, ["disk full"]),
+        ("b2", "shop", 1, ["disk full"]),
+        ("b1", "till", 2, ["app: slow answer"] * 2),
+        ("b0", "till", 1, ["app: slow answer"]),
+        ("b0", "shop", 1, ["disk full"]),
+        ("b4", "till", 2, ["shut", "open"]),
+    ]
 
 
 def test_formats_are_looked_for_again_where_a_record_has_another_one() -> None:
