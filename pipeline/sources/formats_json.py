@@ -48,7 +48,8 @@ XML_LINE: Final = r"(?s)^\s*<Event[\s>].*</Event>\s*$"
 
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TEXT: Final = msgspec.json.Decoder(str)
-_HALF: Final = re.compile(r"\\u[dD][89a-fA-F]")  # perhaps half a character
+HALF: Final = r"\\u[dD][89a-fA-F]"  # perhaps half a character, which no text can have
+_HALF: Final = re.compile(HALF)
 _MAX_KEYS: Final = 200  # rows with more distinct keys are read one by one
 _MAX_DEPTH: Final = 8  # deeper objects stay compact JSON
 
@@ -412,14 +413,9 @@ def is_telling(key: str) -> bool:
     return key in _TELLING or key in _ABOVE
 
 
-def may_have_halves(text: str) -> bool:
-    """Whether half a character may be written in JSON, which no text can have."""
-    return "\\u" in text and _HALF.search(text) is not None
-
-
 def members_of(text: str) -> dict[str, msgspec.Raw] | None:
     """The members of an object as they are written; None where `pairs_in` has the last word."""
-    if may_have_halves(text):
+    if "\\u" in text and _HALF.search(text):
         return None
     try:
         return _MEMBERS.decode(text)

@@ -281,11 +281,10 @@ class _Contents:
 
         Each text begins with a brace and ends with one. So no value goes on in the next text, and as many
         values as texts are one of each."""
-        joined = texts.str.join("\n").item()
-        if pairs.may_have_halves(joined):
+        if texts.str.contains(pairs.HALF).any():
             return False
         try:
-            rows = layout.decoder.decode_lines(joined)
+            rows = layout.decoder.decode_lines(texts.str.join("\n").item())
         except (ValueError, RecursionError):
             return False
         if len(rows) != texts.len():
@@ -294,7 +293,7 @@ class _Contents:
         for others, run in groupby(map(layout.others, rows)):
             values = others if isinstance(others, tuple) else (others,)
             known = zip(layout.keys, map(bytes, values), strict=True)
-            which += [self._number(known)] * sum(1 for _ in run)
+            which += [self._number(known)] * len(list(run))
         lines = [None] * len(rows) if layout.line is None else list(map(layout.line, rows))
         if not self._timed:
             self._which += which
