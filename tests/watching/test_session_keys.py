@@ -1,5 +1,6 @@
 """Session keys are found by looking at a record alone."""
 
+import json
 from unittest import mock
 
 import polars as pl
@@ -8,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import BadSetting
+from pipeline.sources.protocols.contract import Hints
+from pipeline.sources.protocols.otlp import decode_json
 from pipeline.watching.sessions import keys, shapes_of_ids
 from pipeline.watching.sessions.keys import (
     MAX_BLOCKS,
@@ -19,6 +22,7 @@ from pipeline.watching.sessions.keys import (
 )
 from pipeline.watching.sessions.shapes_of_ids import SHAPES, IdShapes
 from pipeline.watching.sessions.shapes_of_ids import UUID as UUID_PATTERN
+from pipeline.watching.sessions.shipped_ids import TRACE, ShippedIds
 
 UUID = "3f2504e0-4f89-41d3-9a0c-0305e82c3301"
 OTHER = "1033c28e-4f89-41d3-9a0c-0305e82c3301"
@@ -139,10 +143,43 @@ def test_a_records_key_does_not_depend_on_the_batch_around_it(lines: list[str]) 
     assert extract(pl.DataFrame({"raw": lines})).to_list() == [key(line) for line in lines]
 
 
-@settings(max_examples=60, deadline=None)
+def ids(trace: str = HEX32, span: str = "00f067aa0ba902b7") -> str:
+    """The end of a raw text as the intake writes it for OTLP."""
+    return f'"trace_id":"{trace}","span_id":"{span}"}}'
+
+
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(
         st.none()
+        | st.lists(
+            LINES
+            | st.sampled_from(
+                [
+                    *(
+                        ids(),
+                        ids("0" * 32),
+                        ids(span="0" * 16),
+                        ids("A" * 32),
+                        ids("7" * 31),
+                        ids() + " ",
+                        "{,",
+                    ),
+                    *(
+                        "traceId=1234567890abcdef",
+                        'TRACE_ID="00000000000000000000000000000000"',
+                        "tRaCe",
+                        "race",
+                    ),
+                    *('"span_id":"1234567890abcdef"', "span=", "trace", "request", "[a,", '"body":"é",'),
+                    *(
+                        f"[a,{HEX32},00f067aa0ba902b7",
+                        f"SW_CTX:[a,b,{HEX32}",
+                        f"00-{HEX32}-00f067aa0ba902b7-01",
+                    ),
+                ]
+            )
+        ).map(",".join)
         | st.lists(
             LINES
             | st.sampled_from(
@@ -174,6 +211,22 @@ def test_few_records_have_the_keys_that_queries_find(
     assert [[key for key in keys or () if key is not None] for keys in found] == [
         [key for key in keys or () if key is not None] for keys in by_queries
     ]
+
+
+def test_the_end_of_a_record_that_the_intake_writes_has_the_ids_of_its_shipper() -> None:
+    record = {
+        "severityText": "INFO",
+        "body": {"stringValue": "a body"},
+        "traceId": HEX32,
+        "spanId": "00f067aa0ba902b7",
+    }
+    body = json.dumps({"resourceLogs": [{"scopeLogs": [{"logRecords": [record]}]}]})
+    (raw,) = decode_json(body.encode(), Hints()).records.texts
+    shipped = ShippedIds.of(pl.Series([raw, "another text", None]))
+    assert shipped is not None
+    assert shipped.heads.to_list() == ['{"body":"a body","severity":"INFO",', "another text", None]
+    assert (trace := shipped.ids(TRACE)) is not None
+    assert trace.to_list() == [HEX32, None, None]
 
 
 HEX_PIECES = st.sampled_from(

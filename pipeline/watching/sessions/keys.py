@@ -20,6 +20,7 @@ import polars as pl
 from pipeline.errors import BadSetting
 from pipeline.records.columns import FEW_ROWS
 from pipeline.watching.sessions.shapes_of_ids import BETWEEN_COMMAS, SHAPES, UUID, VERSIONED, W3C, IdShapes
+from pipeline.watching.sessions.shipped_ids import SPAN, TRACE, ShippedIds
 
 MAX_KEY: Final = 80  # characters
 MAX_BLOCKS: Final = 128  # of one record: HDFS deletes up to 100 blocks in a line
@@ -105,7 +106,7 @@ KEY_PATTERNS: Final = (
         hint=W3C,
         pattern=rf"(?:^|[^0-9A-Za-z])00-({_HEX}{{32}})-{_HEX}{{16}}-{_HEX}{{2}}",
     ),
-    KeyPattern(name="trace", hint="race|RACE", pattern=rf"(?i)trace[_.-]?id{_IS}({_UUID}|{_HEX}{{16,32}})"),
+    KeyPattern(name="trace", hint=TRACE, pattern=rf"(?i)trace[_.-]?id{_IS}({_UUID}|{_HEX}{{16,32}})"),
     # Spring Cloud Sleuth: [service,trace,span] or [service,trace,span,exported].
     KeyPattern(
         name="trace",
@@ -130,7 +131,7 @@ KEY_PATTERNS: Final = (
     # Not that of a parent.
     KeyPattern(
         name="span",
-        hint="span|Span|SPAN",
+        hint=SPAN,
         pattern=rf"(?i)(?:^|[^0-9a-z_.-])span[_.-]?id{_IS}({_HEX}{{16}})",
     ),
     KeyPattern(name="uuid", hint=VERSIONED, pattern=f"({_UUID})"),
@@ -184,17 +185,33 @@ def find_keys(frame: pl.DataFrame, patterns: Sequence[KeyPattern] = ()) -> pl.Se
     if text.len() < FEW_ROWS:
         return _padded(_find_few(text, patterns)).alias("sessions")
     found: dict[str, pl.Series] = {}
-    for kind in (*patterns, *KEY_PATTERNS[:_FIRST]):
+    for kind in patterns:
+        _search(text, None, kind, found)
+    shipped = ShippedIds.of(text)
+    if shipped is not None:
+        text = shipped.heads
+    for kind in KEY_PATTERNS[:_FIRST]:
         _search(text, None, kind, found)
     # A record that has a key of some kind takes no further one.
     kinds = [kind for kind in _OTHERS if kind.name not in found or found[kind.name].null_count()]
     shapes = IdShapes(text, [kind.hint for kind in kinds if kind.hint in SHAPES])
-    for kind, rows in _near(text, shapes, kinds):
-        if kind.hint is VERSIONED:
+    near = dict(_near(text, shapes, kinds))
+    for kind in kinds:
+        rows = near.get(kind)
+        ids = None if shipped is None else shipped.ids(kind.hint)
+        if ids is not None:
+            _add(text, None, ids if rows is None else _said_first(text, rows, kind, ids), kind.name, found)
+        elif rows is not None and kind.hint is VERSIONED:
             of, keys = shapes.uuids()
-            near = np.isin(of, rows.to_numpy())
-            _add(text, pl.Series(of[near], dtype=pl.UInt32), keys.filter(pl.Series(near)), kind.name, found)
-        else:
+            is_near = np.isin(of, rows.to_numpy())
+            _add(
+                text,
+                pl.Series(of[is_near], dtype=pl.UInt32),
+                keys.filter(pl.Series(is_near)),
+                kind.name,
+                found,
+            )
+        elif rows is not None:
             _search(text, rows, kind, found)
     return _listed(text, found).alias("sessions")
 
@@ -217,6 +234,12 @@ def _near(
             near = hits.get(kind.hint, rows)
         if not near.is_empty():
             yield kind, near
+
+
+def _said_first(text: pl.Series, rows: pl.Series, kind: KeyPattern, ids: pl.Series) -> pl.Series:
+    """The keys of all texts: one in the text itself, in these rows, comes before the id of the shipper."""
+    said = kind.keys(text.gather(rows))
+    return ids.clone().scatter(rows, said.zip_with(said.is_not_null(), ids.gather(rows)))
 
 
 def extract(frame: pl.DataFrame, patterns: Sequence[KeyPattern] = ()) -> pl.Series:
