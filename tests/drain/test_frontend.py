@@ -151,11 +151,9 @@ def test_of_a_few_lines_only_those_of_new_shapes_are_looked_at(monkeypatch: pyte
     assert looked_at == ["one more kind"]
 
 
-@pytest.mark.parametrize(("many", "by_shape"), [(2_000, 1), (2_001, 0)])
-def test_of_many_messages_the_shapes_are_counted_though_the_first_ones_seldom_repeat(
-    monkeypatch: pytest.MonkeyPatch, many: int, by_shape: int
-) -> None:
-    """300 shapes in 2,000 messages, each at most twice among the first 512."""
+@pytest.fixture
+def shapes_looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of shapes in each call that masks shapes."""
     looked_at: list[int] = []
 
     def watched(steps: object, lines: pl.Series) -> tuple[pl.Series, pl.Series]:
@@ -163,7 +161,13 @@ def test_of_many_messages_the_shapes_are_counted_though_the_first_ones_seldom_re
         return run_on_shapes(steps, lines)  # type: ignore[arg-type]
 
     monkeypatch.setattr(masking, "run_on_shapes", watched)
-    monkeypatch.setattr(masking, "_MANY_LINES", many)
+    return looked_at
+
+
+def test_of_many_messages_the_shapes_are_counted_though_the_first_ones_seldom_repeat(
+    shapes_looked_at: list[int],
+) -> None:
+    """300 shapes in 2,000 messages, each at most twice among the first 512."""
     names = [f"{chr(97 + n % 20)}{chr(97 + n // 20)}" for n in range(300)]
     clocks = ("12:34:56", "99:99:99")
     messages = [
@@ -171,7 +175,22 @@ def test_of_many_messages_the_shapes_are_counted_though_the_first_ones_seldom_re
     ]
     exactly = MASKS.mask_exactly(pl.Series(messages))
     assert MASKS.without_memory().mask(pl.Series(messages)).equals(exactly)
-    assert looked_at == [300] * by_shape
+    assert shapes_looked_at == [300]
+
+
+@pytest.mark.parametrize(("repeated", "shapes"), [(800, [20]), (80, [])])
+def test_of_messages_with_many_shapes_those_that_share_one_are_masked_by_it(
+    shapes_looked_at: list[int], repeated: int, shapes: list[int]
+) -> None:
+    """The first 700 messages are a workload whose every shape is new."""
+    names = [f"{chr(97 + n % 26)}{chr(97 + n // 26 % 26)}{chr(97 + n // 676)}" for n in range(700)]
+    messages = [
+        f"order 7{name} of 3f2504e0-4f89-41d3-9a0c-0305e82c3301 created, status=404" for name in names
+    ]
+    often = [f"{names[n % 20]} took {n} ms at 12:34:56 on 0x{n}" for n in range(100, 100 + repeated)]
+    column = pl.Series([*messages, *often, *messages[:40], "a\nb 7"])
+    assert MASKS.without_memory().mask(column).equals(MASKS.mask_exactly(column))
+    assert shapes_looked_at == shapes
 
 
 def test_the_shipped_masks_run_over_lines_of_ones() -> None:

@@ -31,12 +31,15 @@ from pipeline.records.columns import LOOKED_AT, WORTH, kinds, per_distinct, repe
 
 # Share of distinct shapes up to which shapes are masked instead of messages.
 _FEW_SHAPES: Final = 0.25
-# From so many messages on, the first 512 of them show few repeats however few the shapes are. So an eighth of
-# them is looked at, too: of a sixth as many shapes as messages, equally frequent, it shows so large a share.
-# Finding all shapes costs a quarter of masking TrainTicket in vain.
-_MANY_LINES: Final = 16_384
+# The first 512 messages show few repeats however few the shapes are, and may be those of one workload of
+# many. So messages of an eighth of all places are looked at, too: of a sixth as many shapes as messages,
+# equally frequent, they show so large a share. All shapes in vain cost a quarter of masking TrainTicket.
 _AN_EIGHTH: Final = 8
 _REPEATED: Final = 0.7
+# Where messages of several workloads have too many shapes in all, those that share a shape with so many are
+# masked by it, and the others as they are. Below this share of messages, one way for all costs less.
+_OFTEN: Final = round(1 / _FEW_SHAPES)
+_WORTH_PARTS: Final = 0.25
 # Fewer lines cannot tell whether they repeat earlier lines, and searching them for equal lines costs more
 # than it saves.
 _FEW_LINES: Final = 512
@@ -103,8 +106,30 @@ def by_digit_shape(
     if not small and not _few_shapes(messages):
         return None
     shapes, which = kinds(normalise_digits(messages, but_hex=True).alias("shape"))
-    if not small and shapes.len() > _FEW_SHAPES * messages.len():
+    if small or shapes.len() <= _FEW_SHAPES * messages.len():
+        return _masked_shapes(plan, messages, (shapes, which), with_ids, otherwise)
+    numbers = which.to_numpy()
+    often = np.bincount(numbers) >= _OFTEN
+    is_often = often[numbers]
+    rows, others = np.flatnonzero(is_often), np.flatnonzero(~is_often)
+    if rows.size < _WORTH_PARTS * messages.len():
         return None
+    renumbered = pl.Series(np.cumsum(often)[numbers[rows]] - 1, dtype=pl.UInt32)
+    shared = shapes.filter(pl.Series(often)), renumbered
+    by_shape = _masked_shapes(plan, messages[rows], shared, with_ids, otherwise)
+    masked = pl.concat([by_shape, otherwise(messages[others])])
+    return masked[np.argsort(np.concatenate([rows, others]))]
+
+
+def _masked_shapes(
+    plan: Plan,
+    messages: pl.Series,
+    found: tuple[pl.Series, pl.Series],
+    with_ids: Callable[[pl.DataFrame], pl.DataFrame],
+    otherwise: Callable[[pl.Series], pl.DataFrame],
+) -> pl.DataFrame:
+    """`by_digit_shape` where shapes are few. `found`: the distinct ones, and the number of each message's."""
+    shapes, which = found
     keys = (_MESSAGE + shapes).to_list()
     remembered = plan.memo.recalled(keys)
     fresh = [at for at, masked in enumerate(remembered) if masked is None]
@@ -136,12 +161,10 @@ def by_digit_shape(
 
 
 def _few_shapes(messages: pl.Series) -> bool:
-    """Whether the first messages repeat their shapes."""
+    """Whether the first messages, or some of all places, repeat their shapes."""
     if repeats(normalise_digits(messages.head(LOOKED_AT)), _FEW_SHAPES):
         return True
-    if messages.len() < _MANY_LINES:
-        return False
-    shapes = normalise_digits(messages.head(max(LOOKED_AT, messages.len() // _AN_EIGHTH)))
+    shapes = normalise_digits(messages.gather_every(min(_AN_EIGHTH, messages.len() // LOOKED_AT)))
     return shapes.n_unique() <= _REPEATED * shapes.len()
 
 
