@@ -16,7 +16,7 @@ from pathlib import Path
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.submit import Submit
 from pipeline.producer import Producer
-from pipeline.records.delivery import Accepted, Full
+from pipeline.records.delivery import NO_IDENTITY, Accepted, Full, RequestIdentity
 from pipeline.redis.connection import connect
 from pipeline.service.senders import SentBy
 from pipeline.settings import Settings
@@ -39,7 +39,9 @@ def producer_of(settings: Settings) -> Producer:
 class FatalDoor(Door):
     """Its process is killed as soon as a request is in."""
 
-    async def take(self, decoded: Decoded, *, identity: str = "", sender: SentBy) -> Accepted | Full:
+    async def take(
+        self, decoded: Decoded, *, identity: RequestIdentity = NO_IDENTITY, sender: SentBy
+    ) -> Accepted | Full:
         await super().take(decoded, identity=identity, sender=sender)
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError

@@ -44,7 +44,7 @@ class AcceptArgs(GateArgs, frozen=True, kw_only=True):
 class NewRequestArgs(msgspec.Struct, frozen=True, kw_only=True):
     """A request whose records are among the batches of accept_many.lua."""
 
-    name: str  # "": it cannot be told from another request
+    name: str  # "": it cannot be told from another request, or its records have a name each
     body: str  # digest of the body that a declared identity is bound to
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 from pipeline.errors import BadInput, CursorMoved
@@ -39,7 +40,7 @@ MEMORY_PART: Final = 0.8
 RETRY_AFTER_S: Final = {"bytes": 0.5, "batches": 0.5, "memory": 0.5, "closed": 2.0, "dead": 5.0}
 # A refused try carries its payload to Redis in vain, so the pause doubles up to this factor.
 MAX_BACKOFF: Final = 4
-# Shippers repeat a request within minutes. The number bounds Redis: 20 MiB a slot, and there are two.
+# Shippers repeat a request within minutes. The number bounds Redis: 8 to 11 MiB a slot, and there are two.
 IDENTITY_SLOT_MS: Final = 600_000
 MAX_IDENTITIES: Final = 200_000
 
@@ -170,20 +171,27 @@ class Intake:
             cursor=step.cursor if step else None,
             after=step.after if step else "",
         )
-        keys = [k.due, k.counts, k.workloads, k.closed, k.dead, k.intake("young"), k.intake("old"), k.cursors]
+        keys = [k.due, k.counts, k.workloads, k.closed, k.dead, k.intake("young"), k.intake("old")]
+        keys += [k.intake_records("young"), k.intake_records("old"), k.cursors]
         for batch, parts in zip(batches, shares, strict=True):
             keys += [k.batch(batch.batch_id), k.payload(batch.batch_id)]
             keys += [k.totals(part.workload) for part in parts]
         answer = self.store.scripts.run_acknowledged(
             "ledger/accept_many",
             keys,
-            [named_arguments(args), *(one.blob for one in packed)],
+            [
+                named_arguments(args),
+                b"".join(chain.from_iterable(request.records for request in requests)),
+                *(one.blob for one in packed),
+            ],
             replicas=0 if step else self.store.settings.redis.replicas_ack,
             mark=k.acknowledged,
         )
         match text(answer[0]):
             case "known":
-                return Known(duplicates=tuple(map(int, answer[1])), conflicts=tuple(map(int, answer[2])))
+                return Known(
+                    duplicates=tuple(answer[1]), conflicts=tuple(answer[2]), records=tuple(answer[3])
+                )
             case "full":
                 return self._full(int(answer[1]), int(answer[2]), text(answer[3]))
             case "moved":

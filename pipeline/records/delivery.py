@@ -15,6 +15,7 @@ from pipeline.records.batch import SEVERAL, WIRE_VERSION, Batch, Purpose
 HALF: Final = "~"
 # Share of max_pending_* that backfill may fill; fresh batches get in beside it.
 BACKFILL_PART: Final = 0.8
+IDENTITY_BYTES: Final = 16  # of a record
 # A finished batch id is remembered for a week: no sender repeats a batch later than that.
 KEEP_DONE_S: Final = 604_800
 
@@ -52,22 +53,30 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """Some of the requests are in already, so nothing was taken: indices of those, and of those whose
-    declared identity was in with another body. Try again without them."""
+    """Some of the requests or records are in already, so nothing was taken. Try again without them.
 
-    duplicates: tuple[int, ...]
-    conflicts: tuple[int, ...]
+    `duplicates`: indices of the requests. `conflicts`: of those whose declared identity was in with another
+    body. `records`: indices among the records of all requests that have an identity each."""
+
+    duplicates: tuple[int, ...] = ()
+    conflicts: tuple[int, ...] = ()
+    records: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestIdentity:
-    """The name by which a request to the intake is told from others.
+    """The name by which a request to the intake is told from others, or the names of its records.
 
     `name`: "" for a request that cannot be told from another one. `body`: the digest that a declared name is
-    bound to; the same name with another body is a conflict."""
+    bound to; the same name with another body is a conflict. `records`: IDENTITY_BYTES of each record, where a
+    sender may repeat it with others; then `name` is ""."""
 
     name: str = ""
     body: str = ""
+    records: tuple[bytes, ...] = ()
+
+
+NO_IDENTITY: Final = RequestIdentity()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,7 +67,9 @@ DEAD: Final = _gauge("dead_batches", "Dead letters.")
 DEAD_BYTES: Final = _gauge("dead_bytes", "Payloads of dead letters.")
 DEAD_LIMIT: Final = _gauge("dead_limit_bytes", "Payloads of dead letters at which accept says full.")
 CLOSED: Final = _gauge("door_closed", "1 while an operator lets nothing in (`logweir drain`).")
-IDENTITIES: Final = _gauge("intake_identities", "Requests to the intake that a retry would be compared with.")
+IDENTITIES: Final = _gauge(
+    "intake_identities", "Requests to the intake, or their records, that a retry would be compared with."
+)
 IDENTITIES_MAX: Final = _gauge(
     "intake_identities_max", "The most that there may be; then the oldest go early."
 )
@@ -180,7 +182,8 @@ def _set_in_flight(values: Values, found: Answers, shards: int) -> None:
     for stage in STAGES:
         set_value(values, PENDING, int(counts.get(f"stage:{stage}", 0)), stage)
     set_value(values, PENDING_BYTES, int(counts.get("bytes", 0)))
-    set_value(values, IDENTITIES, sum(found["identities", slot] or 0 for slot in ("young", "old")))
+    kinds = ("identities", "record_identities")
+    set_value(values, IDENTITIES, sum(found[kind, slot] or 0 for kind in kinds for slot in ("young", "old")))
     set_value(values, IDENTITIES_EARLY, int(counts.get("identities_early", 0)))
     set_value(values, SOURCE_LOST, int(counts.get("source_lost", 0)))
     set_value(values, DEAD_BYTES, int(counts.get("dead_bytes", 0)))

@@ -150,6 +150,7 @@ class Scrape:
         ask("closed", "EXISTS", k.closed)
         for slot in ("young", "old"):
             ask(("identities", slot), "HLEN", k.intake(slot))
+            ask(("record_identities", slot), "SCARD", k.intake_records(slot))
         ask("senders", "HVALS", k.senders)
         ask("kafka", "HVALS", k.kafka)
         ask("nats", "HVALS", k.nats)

@@ -118,6 +118,79 @@ def test_a_slot_that_is_over_becomes_the_old_one(ledger: Ledger, monkeypatch: py
     assert isinstance(ledger.intake.accept_all([batch("b2")], [RequestIdentity(name="r1")]), Accepted)
 
 
+def of_records(*numbers: int) -> RequestIdentity:
+    return RequestIdentity(records=tuple(number.to_bytes(16, "big") for number in numbers))
+
+
+def test_records_that_are_in_are_named_by_their_places_among_those_of_all_requests(ledger: Ledger) -> None:
+    ledger.intake.accept_all([batch("b1")], [of_records(1, 2), RequestIdentity(name="r1")])
+    asked = [of_records(3, 2), RequestIdentity(name="r1"), of_records(), of_records(4, 1)]
+    answer = ledger.intake.accept_all([batch("b2")], asked)
+    assert isinstance(answer, Known) and waiting(ledger) == {"b1"}
+    assert (answer.duplicates, answer.conflicts, set(answer.records)) == ((1,), (), {1, 3})
+    assert isinstance(ledger.intake.accept_all([batch("b2")], [of_records(3), of_records(4)]), Accepted)
+
+
+def test_a_record_and_a_request_of_one_name_are_not_the_same(ledger: Ledger) -> None:
+    name = "r" * 16
+    ledger.intake.accept_all([batch("b1")], [RequestIdentity(name=name)])
+    record = RequestIdentity(records=(name.encode(),))
+    assert isinstance(ledger.intake.accept_all([batch("b2")], [record]), Accepted)
+
+
+def test_more_identities_than_lua_takes_in_one_call_are_each_known(ledger: Ledger) -> None:
+    records, count = of_records(*range(9_001)), 5_003
+    named = [RequestIdentity(name=f"r{n}", body=f"b{n}") for n in range(count)]
+    assert isinstance(ledger.intake.accept_all([batch("b1")], [records, *named]), Accepted)
+    again = ledger.intake.accept_all([batch("b2")], [*named, records])
+    assert isinstance(again, Known) and not again.conflicts
+    assert again.duplicates == tuple(range(count)) and again.records == tuple(range(9_001))
+    # One alone, behind the end of the first calls and among new ones.
+    new = [RequestIdentity(name=f"n{n}") for n in range(4_000)]
+    other = replace(named[-1], body="other")
+    asked = [of_records(*range(20_000, 25_000), 9_000), *new, named[-1], other]
+    answer = ledger.intake.accept_all([batch("b2")], asked)
+    assert answer == Known(duplicates=(4_001,), conflicts=(4_002,), records=(5_000,))
+    assert waiting(ledger) == {"b1"}
+
+
+def test_identities_of_records_and_requests_rotate_together(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "MAX_IDENTITIES", 6)  # five, and when the slot began
+
+    def send(*asked: RequestIdentity) -> Accepted | Full | Known:
+        return ledger.intake.accept_all([batch(uuid.uuid4().hex)], asked)
+
+    declared = RequestIdentity(name="r1", body="one")
+    assert isinstance(send(declared, of_records(1, 2, 3, 4)), Accepted)
+    assert isinstance(send(of_records(5)), Accepted)  # the first five become the old ones
+    assert send(of_records(4, 6, 5)) == Known(records=(2, 0)), "the young ones are asked first"
+    assert send(replace(declared, body="other")) == Known(conflicts=(0,))
+    assert isinstance(send(of_records(7, 8, 9, 10, 11)), Accepted)
+    assert isinstance(send(declared, of_records(1)), Accepted), "they are forgotten together"
+    for kind in (ledger.keys.intake, ledger.keys.intake_records):
+        for slot in ("young", "old"):
+            ttl = ledger.client.pttl(kind(slot))
+            assert 0 < int(ttl) <= 2 * intake.IDENTITY_SLOT_MS  # type: ignore[arg-type]
+
+
+def test_a_slot_without_records_forgets_those_before_the_last_one(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "MAX_IDENTITIES", 2)  # one, and when the slot began
+
+    def send(asked: RequestIdentity) -> Accepted | Full | Known:
+        return ledger.intake.accept_all([batch(uuid.uuid4().hex)], [asked])
+
+    assert isinstance(send(of_records(1)), Accepted)
+    assert isinstance(send(RequestIdentity(name="r1")), Accepted)
+    assert send(of_records(1)) == Known(records=(0,))
+    assert isinstance(send(RequestIdentity(name="r2")), Accepted)
+    assert not ledger.client.exists(ledger.keys.intake_records("old"))
+    assert isinstance(send(of_records(1)), Accepted)
+
+
 def test_a_producer_skips_unwatched_workloads_of_a_step(settings: Settings, client: "redis.Redis") -> None:
     skipping = settings.replace(unwatched="skip")
     ledger = Ledger(connect(skipping), skipping)

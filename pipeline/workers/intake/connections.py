@@ -16,10 +16,10 @@ from typing import ClassVar, Final, cast
 
 from pipeline.logs import logger
 from pipeline.observe import counters as metrics
+from pipeline.records.delivery import RequestIdentity
 from pipeline.service.senders import SentBy
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
 from pipeline.workers.intake.door import Door
-from pipeline.workers.intake.identity import Identity
 from pipeline.workers.intake.rule_book import RuleBook
 from pipeline.workers.intake.taking import seconds_to_next_try
 from pipeline.workers.sockets import TlsFiles
@@ -217,7 +217,7 @@ class StreamServer(ABC):
         return Hints(protocol=self.protocol, key=self.key, peer=peer, rules=self.rules.rules)
 
     async def take(
-        self, connection: Connection, decoded: Decoded, *, identity: Identity, repeats: bool
+        self, connection: Connection, decoded: Decoded, *, identity: RequestIdentity, repeats: bool
     ) -> bool:
         """Waits until the door has the records. False when the connection ends before that.
 

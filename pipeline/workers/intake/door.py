@@ -17,13 +17,12 @@ from pipeline.logs import logger
 from pipeline.observe import counters as metrics
 from pipeline.producer import Producer
 from pipeline.records.batch import Batch
-from pipeline.records.delivery import Accepted, Full, Known, RequestIdentity
+from pipeline.records.delivery import NO_IDENTITY, Accepted, Full, Known, RequestIdentity
 from pipeline.records.pushed import PushedRecords
 from pipeline.service.senders import SenderCounts, SentBy
 from pipeline.sources.protocols.contract import Decoded
 from pipeline.sources.protocols.workloads import UNKNOWN
 from pipeline.workers.intake.batches import lines_and_bytes, take_rows, window_batches, with_usable_names
-from pipeline.workers.intake.identity import Identity, told_apart
 from pipeline.workers.intake.taking import IDLE_S, Turns
 
 # Between two commits, unless a window is full sooner. A batch costs stage ingest 22 ms however small it is: a
@@ -64,7 +63,7 @@ class _Waiting:
     """A request, or its part for one Redis, until it is decided."""
 
     records: PushedRecords
-    identities: tuple[RequestIdentity, ...]  # of the request, or of each of its records
+    identity: RequestIdentity
     size: int
     backfill: bool
     since: float
@@ -184,10 +183,15 @@ class Door:
         self._windows: dict[int, _Window] = {}  # by the producer of a cell
 
     async def take(
-        self, decoded: Decoded, *, identity: Identity = "", sender: SentBy, since: float | None = None
+        self,
+        decoded: Decoded,
+        *,
+        identity: RequestIdentity = NO_IDENTITY,
+        sender: SentBy,
+        since: float | None = None,
     ) -> Accepted | Full:
-        """`identity`: of identity.py; "" for a request that cannot be told from an equal one. If each record
-        has one, records that are in already are left out. `since`: when the request came, None for now.
+        """`identity`: of identity.py. If each record has one, records that are in already are left out.
+        `since`: when the request came, None for now.
 
         Accepted: every record is stored exactly once, whatever happens from here on. Full: nothing was
         taken. Where there are cells, a part may be in, which a retry with an identity does not repeat.
@@ -203,7 +207,13 @@ class Door:
                 counted.count("failed")
 
     def put(
-        self, decoded: Decoded, *, identity: Identity, sender: SentBy, since: float | None, reply: Reply
+        self,
+        decoded: Decoded,
+        *,
+        identity: RequestIdentity,
+        sender: SentBy,
+        since: float | None,
+        reply: Reply,
     ) -> _Counted:
         """As `take`. Its answer or its error goes to `reply`, perhaps before this returns; Undecodable is
         raised."""
@@ -227,10 +237,10 @@ class Door:
                 Full(pending_bytes=self.held, pending_batches=0, reason="process", retry_after_s=RETRY_S)
             )
         else:
-            self._gather(counted, told_apart(identity))
+            self._gather(counted, identity)
         return counted
 
-    def _gather(self, counted: _Counted, identities: tuple[RequestIdentity, ...]) -> None:
+    def _gather(self, counted: _Counted, identity: RequestIdentity) -> None:
         """The request goes to the window of its Redis, or its parts to those of several."""
         records = counted.records
         backfill = self.producer.is_past(records.latest)
@@ -239,11 +249,13 @@ class Door:
         self.held += counted.size
         parts = _Parts(counted, len(cells))
         for producer, part, rows in cells:
-            apart = len(cells) > 1 and len(identities) > 1
+            own = identity
+            if len(cells) > 1 and identity.records:
+                own = RequestIdentity(records=tuple(identity.records[row] for row in rows))
             self._window(producer).add(
                 _Waiting(
                     records=part,
-                    identities=tuple(identities[row] for row in rows) if apart else identities,
+                    identity=own,
                     size=counted.size,
                     backfill=backfill,
                     since=counted.since,
@@ -363,18 +375,19 @@ class _Window:
         """The next unit: requests of one class, and none whose identity it has already."""
         unit: list[_Waiting] = []
         later: list[_Waiting] = []
-        names: set[str] = set()
+        names: set[str | bytes] = set()
         records = size = 0
         limit = self.producer.settings.internal.batch_records
         while self.waiting and records < limit and size < WINDOW_BYTES:
             request = self.waiting.popleft()
             if request.answer.done():
                 continue
-            own = {identity.name for identity in request.identities if identity.name}
+            identity = request.identity
+            own = identity.records or ((identity.name,) if identity.name else ())
             if (unit and request.backfill != unit[0].backfill) or not names.isdisjoint(own):
                 later.append(request)
                 continue
-            names |= own
+            names.update(own)
             unit.append(request)
             records += request.records.height
             size += request.size
@@ -412,7 +425,7 @@ class _Window:
     async def _accepted(self, unit: Sequence[_Waiting]) -> Accepted | Full | Known:
         """Tries the same batches again where the answer of Redis was lost."""
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
-        identities = [identity for request in unit for identity in request.identities]
+        identities = [request.identity for request in unit]
         batches: list[Batch] = []
 
         def accept() -> Accepted | Full | Known:
@@ -473,25 +486,25 @@ class _Window:
 
 def _without_known(unit: Sequence[_Waiting], known: Known) -> list[_Waiting]:
     """The requests, or their records, that are not in yet."""
-    duplicates, conflicts = set(known.duplicates), set(known.conflicts)
+    duplicates, conflicts, records = set(known.duplicates), set(known.conflicts), set(known.records)
     remaining: list[_Waiting] = []
     begin = 0
-    for request in unit:
-        places = range(begin, begin + len(request.identities))
-        begin = places.stop
-        fresh = [row for row, place in enumerate(places) if place not in duplicates]
-        if not conflicts.isdisjoint(places):
+    for number, request in enumerate(unit):
+        names = request.identity.records
+        fresh = [row for row in range(len(names)) if begin + row not in records]
+        begin += len(names)
+        if number in conflicts:
             request.fail(
                 IdentityConflict(
                     "this key was used for another body before; give every request a key of its own"
                 )
             )
-        elif not fresh:
+        elif number in duplicates or (names and not fresh):
             request.decide(Accepted(batch_id="", duplicate=True))
         else:
-            if len(fresh) < len(places):
+            if len(fresh) < len(names):
                 request.records = take_rows(request.records, fresh)
-                request.identities = tuple(request.identities[row] for row in fresh)
+                request.identity = RequestIdentity(records=tuple(names[row] for row in fresh))
             remaining.append(request)
     return remaining
 

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from pipeline.errors import RedisUnavailable
 from pipeline.logs import logger
 from pipeline.observe import counters as metrics
-from pipeline.records.delivery import Full
+from pipeline.records.delivery import Full, RequestIdentity
 from pipeline.service.access.keys import KeyRing, SenderKey, SenderKeys
 from pipeline.service.senders import SentBy
 from pipeline.settings.listeners import Listener
@@ -180,7 +180,7 @@ class Exchange:
         if isinstance(answer, Full):
             raise RequestRefused(Refusal.FULL, str(answer))
 
-    def identity_of(self, decoded: Decoded, body: bytes, hints: Hints) -> identity.Identity:
+    def identity_of(self, decoded: Decoded, body: bytes, hints: Hints) -> RequestIdentity:
         """Raises RequestRefused."""
         declared = hints.headers.get("idempotency-key") or hints.query.get("batch_id", "")
         if len(declared) > MAX_IDENTITY:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
+from pipeline.records.delivery import NO_IDENTITY, RequestIdentity
 from pipeline.sources.protocols.contract import Decoded, Undecodable
 from pipeline.sources.protocols.streams.forward import (
     ForwardFraming,
@@ -38,7 +39,7 @@ _IN_A_THREAD: Final = 256 * 1024
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
     decoded: Decoded
-    identity: str
+    identity: RequestIdentity
     chunk: bytes
 
 
@@ -150,5 +151,7 @@ class ForwardServer(StreamServer):
                 )
             )
         if together:
-            requests.append(_Request(decoded=forward_records(together, hints), identity="", chunk=b""))
+            requests.append(
+                _Request(decoded=forward_records(together, hints), identity=NO_IDENTITY, chunk=b"")
+            )
         return requests

@@ -13,6 +13,7 @@ from typing import Final
 
 from pipeline.logs import logger
 from pipeline.observe import counters as metrics
+from pipeline.records.delivery import NO_IDENTITY
 from pipeline.service.senders import SentBy
 from pipeline.sources.protocols.contract import Decoded
 from pipeline.workers.intake.door import Door
@@ -154,4 +155,4 @@ class Gathering:
             return
 
     async def _try(self, decoded: Decoded, sender: SentBy) -> float | None:
-        return await seconds_to_next_try(self._door, decoded, identity="", sender=sender)
+        return await seconds_to_next_try(self._door, decoded, identity=NO_IDENTITY, sender=sender)

@@ -11,68 +11,79 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
-from pipeline.records.batch import digest, prefixed
-from pipeline.records.delivery import RequestIdentity
+from pipeline.records.batch import PREFIX_BYTES, digest, prefixed
+from pipeline.records.delivery import IDENTITY_BYTES, NO_IDENTITY, RequestIdentity
 from pipeline.sources.protocols.contract import Decoded
 
-_SIZE: Final = 16  # bytes of a digest
-_MOST_PATH: Final = 200  # characters of one whose digest is remembered
-# More identities in one script hold up Redis: 60,000 took half a second on a busy machine.
+_MOST_REPEATED: Final = 300  # characters of parts whose digest is remembered
+# A script with more identities holds up Redis.
 MOST_APART: Final = 5_000
-# Of a request, "" for none; or of each of its records.
-Identity = str | Sequence[str]
 
 
-def declared(name: str, body: bytes, *, key: str = "", path: str = "") -> str:
+def declared(name: str, body: bytes, *, key: str = "", path: str = "") -> RequestIdentity:
     """The identity by a name that the sender gave: an Idempotency-Key, the chunk of a forwarder.
 
     `key`: the name of the sender's key. Two senders may use the same names."""
-    return f"{digest('declared', key, path, name, size=_SIZE)}={digest(body, size=_SIZE)}"
+    return RequestIdentity(
+        name=digest("declared", key, path, name, size=IDENTITY_BYTES), body=digest(body, size=IDENTITY_BYTES)
+    )
 
 
-def of_body(body: bytes, *, distinct: bool, key: str = "", path: str = "") -> str:
-    """The identity by a decompressed body, "" unless its records tell it from an equal one (`distinct`)."""
+def of_body(body: bytes, *, distinct: bool, key: str = "", path: str = "") -> RequestIdentity:
+    """The identity by a decompressed body, none unless its records tell it from an equal one (`distinct`)."""
     if not distinct:
-        return ""
-    prefix_hash = _prefix_hash if len(path) <= _MOST_PATH else _prefix_hash.__wrapped__
-    hashed = prefix_hash("body", key, path).copy()
+        return NO_IDENTITY
+    hashed = _begun("body", key, path).copy()
     for piece in prefixed(body):
         hashed.update(piece)
-    return hashed.hexdigest()
+    return RequestIdentity(name=hashed.hexdigest())
+
+
+def _begun(*parts: str) -> "hashlib.blake2b":
+    """A `digest` with these parts, which senders repeat, to be copied and gone on with."""
+    return (_remembered if sum(map(len, parts)) <= _MOST_REPEATED else _remembered.__wrapped__)(*parts)
 
 
 @lru_cache(maxsize=256)
-def _prefix_hash(*parts: str) -> "hashlib.blake2b":
-    """A `digest` with these parts, which senders repeat, to be copied and gone on with."""
-    hashed = hashlib.blake2b(digest_size=_SIZE)
+def _remembered(*parts: str) -> "hashlib.blake2b":
+    hashed = hashlib.blake2b(digest_size=IDENTITY_BYTES)
     for part in parts:
         for piece in prefixed(part):
             hashed.update(piece)
     return hashed
 
 
-def of_request(decoded: Decoded, body: bytes, *, key: str = "", path: str = "") -> Identity:
+def of_request(decoded: Decoded, body: bytes, *, key: str = "", path: str = "") -> RequestIdentity:
     """The best identity of a request whose sender gave none."""
     if 0 < len(decoded.apart) <= MOST_APART:
         return of_records(decoded.apart, key=key, path=path)
     return of_body(body, distinct=decoded.distinct, key=key, path=path)
 
 
-def of_records(texts: Sequence[bytes], *, key: str = "", path: str = "") -> list[str]:
+def of_records(texts: Sequence[bytes], *, key: str = "", path: str = "") -> RequestIdentity:
     """The identities of records that come again with others. Equal ones are told apart by their order."""
-    seen: Counter[bytes] = Counter()
+    begun = _begun("record", key, path, "0").copy
     names = []
     for text in texts:
-        names.append(digest("record", key, path, str(seen[text]), text, size=_SIZE))
-        seen[text] += 1
-    return names
+        hashed = begun()
+        hashed.update(len(text).to_bytes(PREFIX_BYTES, "little"))
+        hashed.update(text)
+        names.append(hashed.digest())
+    if len(set(names)) < len(names):
+        names = _by_order(names, texts, key, path)
+    return RequestIdentity(records=tuple(names))
 
 
-def told_apart(identity: Identity) -> tuple[RequestIdentity, ...]:
-    """Identities of this module as the gate compares them."""
-    return tuple(map(_told_apart, (identity,) if isinstance(identity, str) else identity))
-
-
-def _told_apart(identity: str) -> RequestIdentity:
-    name, _, body = identity.partition("=")
-    return RequestIdentity(name=name, body=body)
+def _by_order(names: Sequence[bytes], texts: Sequence[bytes], key: str, path: str) -> list[bytes]:
+    """The first of equal records keeps its name; those behind it have their number in it."""
+    seen: Counter[bytes] = Counter()
+    told = []
+    for name, text in zip(names, texts, strict=True):
+        order = seen[name]
+        seen[name] += 1
+        if order:
+            parts = ("record", key, path, str(order), text)
+            told.append(bytes.fromhex(digest(*parts, size=IDENTITY_BYTES)))
+        else:
+            told.append(name)
+    return told

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from pipeline.errors import RedisUnavailable
-from pipeline.records.delivery import Full
+from pipeline.records.delivery import Full, RequestIdentity
 from pipeline.sources.protocols.contract import Decoded
-from pipeline.workers.intake.identity import Identity
 
 if TYPE_CHECKING:
     from pipeline.service.senders import SentBy
@@ -83,7 +82,7 @@ class Turns:
 
 
 async def seconds_to_next_try(
-    door: "Door", decoded: Decoded, *, identity: Identity, sender: "SentBy"
+    door: "Door", decoded: Decoded, *, identity: RequestIdentity, sender: "SentBy"
 ) -> float | None:
     """None when the records are in. While Redis is away that is unknown: without an identity, the next try
     may store them twice."""

@@ -68,6 +68,25 @@ def test_a_request_of_two_cells_is_in_once_in_each(
     assert (accepted(plain), accepted(shop)) == ({"till": 2}, {"shop/a": 4})
 
 
+def test_records_with_an_identity_each_are_in_once_in_their_cells(
+    two_cells: tuple[Settings, Settings], tmp_path: Path
+) -> None:
+    plain, shop = two_cells
+
+    async def run() -> list[bool]:
+        door = Door(Producer.connect(plain.replace(redis_url=f"cells://{tmp_path}/cells.toml")))
+        duplicates = []
+        for texts in ((b"a", b"b", b"c"), (b"new", b"b", b"c"), (b"a", b"b", b"c")):
+            answer = await door.take(BOTH, identity=identity.of_records(texts), sender=SENDER)
+            assert isinstance(answer, Accepted)
+            duplicates.append(answer.duplicate)
+        await door.close()
+        return duplicates
+
+    assert asyncio.run(run()) == [False, False, True]
+    assert (accepted(plain), accepted(shop)) == ({"till": 1}, {"shop/a": 3})
+
+
 def test_a_redis_that_is_away_is_said_to_the_sender_who_sends_again(
     settings: Settings, tmp_path: Path
 ) -> None:

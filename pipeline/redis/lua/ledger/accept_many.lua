@@ -1,18 +1,20 @@
 -- Takes the batches of several requests in, or those of a place in a source: all of them, or none.
--- KEYS due, counts, workloads, closed, dead, young and old identities, cursors, and then batch, payload and the totals of
---      its shares of each batch
--- ARGV the struct AcceptManyArgs (ledger/arguments.py) as msgpack, and then the payload of each batch
+-- KEYS due, counts, workloads, closed, dead, young and old identities of requests, those of records, cursors, and then
+--      batch, payload and the totals of its shares of each batch
+-- ARGV the struct AcceptManyArgs (ledger/arguments.py) as msgpack, the identities of records with 16 bytes each, and then
+--      the payload of each batch
 -- returns {'accepted', pending batches} | {'repeated'}   these very batches are in already
---         | {'known', indices of requests that are in, indices of those that were in with another body}   nothing is taken
+--         | {'known', indices of requests that are in, indices of those that were in with another body, indices of records
+--            that are in}   nothing is taken
 --         | {'full', pending bytes, pending batches, reason}   as in accept.lua
 --         | {'moved', cursor ('' = none)}   the cursor is not where the source says
--- invariant: an identity is in once, for at least `slot_ms` unless more than `slot_identities` came in that time. Identities and
---            batches are written together. The limits are those of accept.lua, for all batches as one. The cursor moves
---            exactly when the batches are in.
+-- invariant: an identity is in once, for at least `slot_ms` unless more than `slot_identities` came in that time. Identities
+--            of requests and of records rotate together. Identities and batches are written together. The limits are those
+--            of accept.lua, for all batches as one. The cursor moves exactly when the batches are in.
 local a = cmsgpack.unpack(ARGV[1])
 local DUE, COUNTS, WORKLOADS, CLOSED, DEAD, YOUNG, OLD = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
-local CURSORS = KEYS[8]
-local keys_of, at = {}, 8
+local RECORDS_YOUNG, RECORDS_OLD, CURSORS = KEYS[8], KEYS[9], KEYS[10]
+local keys_of, at = {}, 10
 for i, b in ipairs(a.batches) do
   keys_of[i] = { batch = KEYS[at + 1], payload = KEYS[at + 2], totals = {}, due = DUE, counts = COUNTS, workloads = WORKLOADS,
     dead = DEAD }
@@ -37,21 +39,43 @@ if unknown == 0 then
   move_cursor()
   return { 'repeated' }
 end
-local known, conflicts = {}, {}
+-- Calls `use` with the number of values before and the next thousand. Lua takes at most 8,000 in one call.
+local function in_chunks(list, use)
+  for first = 1, #list, 1000 do use(first - 1, unpack(list, first, math.min(first + 999, #list))) end
+end
+local names, named, bound, records = {}, {}, {}, {}
 for i, request in ipairs(a.requests) do
   if request.name ~= '' then
-    local body = redis.call('HGET', YOUNG, request.name) or redis.call('HGET', OLD, request.name)
-    if body then
-      if body == request.body then known[#known + 1] = i - 1 else conflicts[#conflicts + 1] = i - 1 end
-    end
+    names[#names + 1], named[#named + 1] = request.name, i
+    bound[#bound + 1], bound[#bound + 2] = request.name, request.body
   end
 end
-if #known + #conflicts > 0 then return { 'known', known, conflicts } end
+for i = 1, #ARGV[2] / 16 do records[i] = string.sub(ARGV[2], i * 16 - 15, i * 16) end
+local known, conflicts, known_records = {}, {}, {}
+for _, slot in ipairs({ YOUNG, OLD }) do
+  in_chunks(names, function(before, ...)
+    for i, body in ipairs(redis.call('HMGET', slot, ...)) do
+      local place = named[before + i]
+      if body == a.requests[place].body then known[#known + 1] = place - 1
+      elseif body then conflicts[#conflicts + 1] = place - 1 end
+    end
+  end)
+end
+for _, slot in ipairs({ RECORDS_YOUNG, RECORDS_OLD }) do
+  if redis.call('EXISTS', slot) == 1 then
+    in_chunks(records, function(before, ...)
+      for i, is_known in ipairs(redis.call('SMISMEMBER', slot, ...)) do
+        if is_known == 1 then known_records[#known_records + 1] = before + i - 1 end
+      end
+    end)
+  end
+end
+if #known + #conflicts + #known_records > 0 then return { 'known', known, conflicts, known_records } end
 local bytes, batches = pending(COUNTS)
 if redis.call('EXISTS', CLOSED) == 1 then return { 'full', bytes, batches, 'closed' } end
 local size, more = 0, 0
 for i, b in ipairs(a.batches) do
-  if not b.skip and not is_in[i] then size, more = size + #ARGV[i + 1], more + 1 end
+  if not b.skip and not is_in[i] then size, more = size + #ARGV[i + 2], more + 1 end
 end
 local reason = more > 0 and no_room(a, COUNTS, DEAD, bytes, batches, size, more)
 if reason then return { 'full', bytes, batches, reason } end
@@ -60,24 +84,29 @@ for i, b in ipairs(a.batches) do
     if b.skip then
       skip_batch(b, keys_of[i], a.skip_keep_s)
     elseif b.dead ~= '' then
-      bury_batch(a, b, keys_of[i], ARGV[i + 1])
+      bury_batch(a, b, keys_of[i], ARGV[i + 2])
       more = more - 1
     else
-      take_batch(a, b, keys_of[i], ARGV[i + 1])
+      take_batch(a, b, keys_of[i], ARGV[i + 2])
     end
   end
 end
 move_cursor()
 local now = now_ms()
+local function rotate(young, old)
+  if redis.call('EXISTS', young) == 1 then redis.call('RENAME', young, old) else redis.call('DEL', old) end
+end
 local began = tonumber(redis.call('HGET', YOUNG, '') or now)
-if now - began >= a.slot_ms or redis.call('HLEN', YOUNG) + #a.requests > a.slot_identities then
+local count = redis.call('HLEN', YOUNG) + redis.call('SCARD', RECORDS_YOUNG) + #names + #records
+if now - began >= a.slot_ms or count > a.slot_identities then
   if now - began < a.slot_ms then redis.call('HINCRBY', COUNTS, 'identities_early', 1) end
-  if redis.call('EXISTS', YOUNG) == 1 then redis.call('RENAME', YOUNG, OLD) end
+  rotate(YOUNG, OLD)
+  rotate(RECORDS_YOUNG, RECORDS_OLD)
 end
-for _, request in ipairs(a.requests) do
-  if request.name ~= '' then redis.call('HSET', YOUNG, request.name, request.body) end
+in_chunks(bound, function(_, ...) redis.call('HSET', YOUNG, ...) end)
+if #records > 0 then
+  in_chunks(records, function(_, ...) redis.call('SADD', RECORDS_YOUNG, ...) end)
+  redis.call('PEXPIRE', RECORDS_YOUNG, 2 * a.slot_ms)
 end
-if redis.call('EXISTS', YOUNG) == 1 and redis.call('HSETNX', YOUNG, '', now) == 1 then
-  redis.call('PEXPIRE', YOUNG, 2 * a.slot_ms)
-end
+if #names + #records > 0 and redis.call('HSETNX', YOUNG, '', now) == 1 then redis.call('PEXPIRE', YOUNG, 2 * a.slot_ms) end
 return { 'accepted', batches + more }
