@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 from polling import wait_until
 
 from pipeline.errors import RedisUnavailable
-from pipeline.records.delivery import Accepted, Full
+from pipeline.records.delivery import NO_IDENTITY, Accepted, Full, RequestIdentity
 from pipeline.records.pushed import PushedRecords
 from pipeline.service.senders import SenderCounts, SentBy
 from pipeline.sources.protocols.contract import Decoded
@@ -30,9 +30,9 @@ class MemoryDoor:
     away: int = 0
     tries: int = 0
     senders: SenderCounts = field(default_factory=SenderCounts)
-    requests: list[tuple[Decoded, str, SentBy]] = field(default_factory=list)
+    requests: list[tuple[Decoded, RequestIdentity, SentBy]] = field(default_factory=list)
 
-    async def take(self, decoded: Decoded, *, identity: str, sender: SentBy) -> Accepted | Full:
+    async def take(self, decoded: Decoded, *, identity: RequestIdentity, sender: SentBy) -> Accepted | Full:
         self.tries += 1
         if self.full > 0:
             self.full -= 1
@@ -40,7 +40,7 @@ class MemoryDoor:
         if self.away > 0:
             self.away -= 1
             raise RedisUnavailable("Redis does not answer")
-        duplicate = bool(identity) and any(identity == known for _, known, _ in self.requests)
+        duplicate = identity != NO_IDENTITY and any(identity == known for _, known, _ in self.requests)
         if not duplicate:
             self.requests.append((decoded, identity, sender))
         return Accepted(batch_id=str(self.tries), duplicate=duplicate)

@@ -3,6 +3,8 @@
 import uuid
 from dataclasses import replace
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 import redis
 
@@ -129,6 +131,36 @@ def test_records_that_are_in_are_named_by_their_places_among_those_of_all_reques
     assert isinstance(answer, Known) and waiting(ledger) == {"b1"}
     assert (answer.duplicates, answer.conflicts, set(answer.records)) == ((1,), (), {1, 3})
     assert isinstance(ledger.intake.accept_all([batch("b2")], [of_records(3), of_records(4)]), Accepted)
+
+
+# Requests of some windows: the numbers of their records, of which no request has one twice.
+_WINDOWS = st.lists(
+    st.lists(st.integers(0, 9), max_size=12, unique=True).map(lambda numbers: [numbers[:5], numbers[5:]]),
+    min_size=2,
+    max_size=8,
+)
+
+
+@hypothesis.settings(
+    max_examples=25, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+)
+@hypothesis.given(windows=_WINDOWS)
+def test_a_record_is_in_once_in_whatever_company_it_comes_again(
+    ledger: Ledger, settings: Settings, windows: list[list[list[int]]]
+) -> None:
+    other = Ledger(connect(settings), settings)
+    own = uuid.uuid4().int >> 8 << 8  # each example has records of its own
+    stored: set[int] = set()
+    for window, process in zip(windows, [ledger, other] * len(windows), strict=False):
+        asked = [of_records(*(own + number for number in numbers)) for numbers in window]
+        flat = [number for numbers in window for number in numbers]
+        answer = process.intake.accept_all([batch(uuid.uuid4().hex)], asked)
+        if known := stored.intersection(flat):
+            assert isinstance(answer, Known) and {flat[place] for place in answer.records} == known
+            asked = [of_records(*(own + number for number in flat if number not in known))]
+            answer = process.intake.accept_all([batch(uuid.uuid4().hex)], asked)
+        assert isinstance(answer, Accepted)
+        stored.update(flat)
 
 
 def test_a_record_and_a_request_of_one_name_are_not_the_same(ledger: Ledger) -> None:

@@ -14,6 +14,7 @@ from fluent.sender import FluentSender
 from intake_servers import TIMEOUT_S, MemoryDoor, listening, serving
 from polling import wait_until
 
+from pipeline.records.delivery import NO_IDENTITY
 from pipeline.workers.intake import forward_server
 from pipeline.workers.intake.forward_server import ForwardServer
 
@@ -66,7 +67,7 @@ def test_fluent_logger_sends_events(door: MemoryDoor, server: ForwardServer) -> 
     assert [json.loads(raw)["message"] for raw in raws] == [f"order {n} failed" for n in range(3)]
     assert set(door.workloads) == {"shop.till"}
     _, identity, sender_of = door.requests[0]
-    assert (identity, sender_of.protocol, sender_of.key) == ("", "forward", "edge")
+    assert (identity, sender_of.protocol, sender_of.key) == (NO_IDENTITY, "forward", "edge")
 
 
 def test_events_without_a_chunk_are_taken_after_their_sender_has_gone(

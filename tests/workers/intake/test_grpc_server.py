@@ -112,7 +112,7 @@ def test_the_sdk_of_opentelemetry_sends(
     (records,) = door.records
     assert (records.messages, records.workloads) == (["payment failed"], ["shop/till"])
     _, identity, sender = door.requests[0]
-    assert identity
+    assert identity.name
     assert (sender.protocol, sender.key, sender.peer) == ("otlp", "", "127.0.0.1")
 
 

@@ -14,6 +14,7 @@ from intake_servers import TIMEOUT_S, MemoryDoor, listening, serving
 from polling import wait_until
 from tls_redis import Certificates
 
+from pipeline.records.delivery import NO_IDENTITY
 from pipeline.workers.intake import connections, gathering, syslog_server
 from pipeline.workers.intake.syslog_server import SyslogDatagrams, SyslogServer
 from pipeline.workers.sockets import TlsFiles, open_datagrams
@@ -52,7 +53,12 @@ def test_logger_sends_over_tcp(
     assert raw.startswith("<13>") and raw.endswith("payment failed")
     assert door.workloads == [f"{socket.gethostname()}/shop"]
     _, identity, sender = door.requests[0]
-    assert (identity, sender.protocol, sender.key, sender.peer) == ("", "syslog", "edge", "127.0.0.1")
+    assert (identity, sender.protocol, sender.key, sender.peer) == (
+        NO_IDENTITY,
+        "syslog",
+        "edge",
+        "127.0.0.1",
+    )
 
 
 def test_logger_sends_over_udp(door: MemoryDoor) -> None:
