@@ -249,8 +249,9 @@ def payloads() -> list[bytes]:
         pack_frame(lists),
         pack_frame(lists.clear()),
         *(
-            pack(_batch(items)).blob
+            pack(_batch(items), zstd=zstd).blob
             for items in (["a", "\tat b"], [{"message": "a", "timestamp": NOW, "host": "h"}])
+            for zstd in (False, True)
         ),
     ]
 

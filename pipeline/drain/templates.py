@@ -16,7 +16,6 @@ from typing import Final
 from drain3.drain import LogCluster
 
 from pipeline.drain.tree import Tree
-from pipeline.records.batch import WIRE_VERSION
 from pipeline.records.verdict import UNCLASSIFIED
 from pipeline.records.wire import Codec
 from pipeline.redis.shards import ids_of
@@ -46,7 +45,7 @@ class Template:
     workload: str  # the workload that created it
 
 
-_WIRE: Final = Codec(tuple[str, bool, str], version=WIRE_VERSION, what="a stored template")
+_WIRE: Final = Codec(tuple[str, bool, str], version=2, what="a stored template")
 
 
 def pack_template(template: Template) -> bytes:

@@ -96,7 +96,7 @@ class Intake:
             records=packed.records,
             workload=batch.workload,
             shares=_shares(batch, packed),
-            meta=Meta.of(batch).dump(),
+            meta=Meta.of(batch).dump(wire=packed.wire),
             **self._limits(backfill=backfill),
             skip_keep_s=KEEP_DONE_S if skip else None,
             cursor_key=cursor_key,
@@ -143,9 +143,9 @@ class Intake:
         `skip`: ids of batches whose lines are only counted. `dead`: why batches cannot be read, by id; they
         are dead letters at once. `step`: the cursor moves with the batches; raises CursorMoved where it
         stands elsewhere. Raises RedisUnavailable as `accept` does: accept the same batches again, and they
-        are in once."""
+        are in once. Needs Zstandard, which the extras `intake` and `worker` bring."""
         k = self.keys
-        packed = [pack(batch) for batch in batches]
+        packed = [pack(batch, zstd=True) for batch in batches]
         shares = [_shares(batch, one) for batch, one in zip(batches, packed, strict=True)]
         args = AcceptManyArgs(
             batches=[
@@ -156,7 +156,7 @@ class Intake:
                     records=one.records,
                     workload=batch.workload,
                     shares=parts,
-                    meta=Meta.of(batch).dump(),
+                    meta=Meta.of(batch).dump(wire=one.wire),
                     skip=batch.batch_id in skip,
                     dead=(dead or {}).get(batch.batch_id, ""),
                 )

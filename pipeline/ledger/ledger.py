@@ -37,7 +37,7 @@ from pipeline.ledger.intake import Intake
 from pipeline.ledger.renewal import ClaimRenewal
 from pipeline.ledger.store import LedgerStore, text
 from pipeline.logs import logger
-from pipeline.records.batch import WIRE_VERSION, digest
+from pipeline.records.batch import FRAME_WIRE, digest
 from pipeline.records.delivery import KEEP_DONE_S, Claim, Meta, Stage, WorkloadEnd, half_ids, not_newer
 from pipeline.records.payload import pack_pushed, unpack
 from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
@@ -180,7 +180,7 @@ class Ledger:
             seq=claim.seq,
             stage=to,
             overdue_ms=self.settings.internal.overdue_ms,
-            work_wire=WIRE_VERSION,
+            work_wire=FRAME_WIRE,
         )
         keys = [k.batch(bid), k.due, k.counts, k.work(bid)]
         _must_hold(self.scripts.run("ledger/advance", keys, [named_arguments(args), _packed(work)]), claim)

@@ -12,7 +12,8 @@ from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
 if TYPE_CHECKING:
     import polars as pl
 
-WIRE_VERSION: Final = 2  # 1: frames were Arrow files
+WIRE_VERSION: Final = 3  # 1: frames were Arrow files; 2: pushed payloads were packed by zlib alone
+FRAME_WIRE: Final = 2  # of batches without a payload of version 3: workers of that build read them too
 # The workload of a batch whose records name their own. Names of workloads are printable, this is not.
 SEVERAL: Final = "\tseveral"
 PREFIX_BYTES: Final = 8  # of the length of a part of a digest
@@ -42,6 +43,7 @@ class Batch:
     formats: tuple[str, ...]  # names of `pipeline.sources.formats`, most likely first
     zone: str  # IANA zone of header times without offset
     records: "pl.DataFrame | Pushed"  # RAW_SCHEMA, or as a producer packed them
+    content: str = ""  # tells batches of one id apart; "": a digest of the records does
 
     @property
     def physical_lines(self) -> int:

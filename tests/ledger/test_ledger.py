@@ -13,7 +13,7 @@ from polling import wait_until
 
 from pipeline.errors import BadInput, BadPayload, ClaimLost, RedisUnavailable, TooNew
 from pipeline.ledger.ledger import Ledger
-from pipeline.records.batch import WIRE_VERSION, Batch, Purpose
+from pipeline.records.batch import FRAME_WIRE, WIRE_VERSION, Batch, Purpose
 from pipeline.records.delivery import KEEP_DONE_S, Accepted, Claim, Full, Meta, Stage
 from pipeline.records.schema import RAW_SCHEMA, pack_frame, raw_frame
 from pipeline.redis.connection import answering
@@ -561,7 +561,7 @@ def test_an_entry_without_its_description_is_buried_too(ledger: Ledger) -> None:
 
 def test_a_newer_wire_version_is_refused_with_its_number(ledger: Ledger) -> None:
     ledger.intake.accept(batch("b"))
-    meta = entry(ledger)["meta"].replace(f'"wire":{WIRE_VERSION}', f'"wire":{WIRE_VERSION + 1}')
+    meta = entry(ledger)["meta"].replace(f'"wire":{FRAME_WIRE}', f'"wire":{WIRE_VERSION + 1}')
     with pytest.raises(TooNew, match=f"wire version {WIRE_VERSION + 1}; this build reads up to"):
         Meta.load(meta)
 

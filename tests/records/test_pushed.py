@@ -9,12 +9,13 @@ from typing import Any
 import msgpack
 import polars as pl
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import BadPayload, TooNew
-from pipeline.records.batch import Batch, Purpose, digest
-from pipeline.records.payload import MAGIC, Packed, pack, unpack
+from pipeline.records.batch import FRAME_WIRE, WIRE_VERSION, Batch, Purpose, digest
+from pipeline.records.payload import DENSE_MAGIC, MAGIC, Packed, pack, unpack
 from pipeline.records.pushed import Pushed, PushedLines, PushedRecords, pushed
 from pipeline.records.schema import RAW_SCHEMA
 from pipeline.sources.framing import Framer
@@ -45,17 +46,22 @@ known = st.fixed_dictionaries(
 )
 
 
-def packed(records: Pushed, workload: str = "shop") -> Packed:
+def packed(records: Pushed, workload: str = "shop", *, zstd: bool = False) -> Packed:
     return pack(
         Batch(
             batch_id="b", workload=workload, source="push", source_key="k", purpose=Purpose.SCORE, arrived=NOW, formats=(),
             zone="UTC", records=records,
-        )
+        ),
+        zstd=zstd,
     )  # fmt: skip
 
 
 def sealed(version: int, *value: Any) -> bytes:
     return MAGIC + zlib.compress(msgpack.packb([version, list(value)]))
+
+
+def dense(data: bytes) -> bytes:
+    return DENSE_MAGIC + zstandard.ZstdCompressor().compress(data)
 
 
 @given(st.lists(texts | fragments, min_size=1, max_size=12))
@@ -105,7 +111,20 @@ def test_the_newest_timestamp_counts_only_where_all_are_known() -> None:
     assert pushed(["2026-11-20T10:00:00Z INFO a"]).latest is None
 
 
+@given(st.lists(known, min_size=1, max_size=8) | st.lists(texts, min_size=1))
+def test_a_dense_payload_has_the_same_records_and_the_same_content(items: list[Any]) -> None:
+    plain, dense_one = packed(pushed(items)), packed(pushed(items), zstd=True)
+    assert unpack(dense_one.blob, max_bytes=MAX) == unpack(plain.blob, max_bytes=MAX)
+    assert dense_one._replace(blob=b"", wire=0) == plain._replace(blob=b"", wire=0)
+
+
+def test_an_older_build_is_kept_from_dense_payloads_alone() -> None:
+    lines = pushed(["a", "b"])
+    assert packed(lines).wire == FRAME_WIRE < packed(lines, zstd=True).wire == WIRE_VERSION
+
+
 WHOLE = packed(PushedLines("a\nb" * 50)).blob
+DENSE = packed(PushedLines("a\nb" * 50), zstd=True).blob
 
 
 @pytest.mark.parametrize(
@@ -117,6 +136,15 @@ WHOLE = packed(PushedLines("a\nb" * 50)).blob
         WHOLE[: len(MAGIC) + 3],
         MAGIC + zlib.compress(b"\xc1"),
         MAGIC + zlib.compress(b""),
+        DENSE_MAGIC,
+        DENSE_MAGIC + b"\xff" * 20,
+        DENSE[:-1],
+        DENSE[: len(DENSE_MAGIC) + 3],
+        DENSE + b"x",
+        DENSE + DENSE.removeprefix(DENSE_MAGIC),
+        dense(b"\xc1"),
+        dense(b""),
+        dense(msgpack.packb([1, ["records", ["a"], [1, 2]]])),
         sealed(1, "lines", 5),
         sealed(1, "lines"),
         sealed(1, "texts", "a"),
@@ -138,6 +166,21 @@ def test_a_pushed_payload_that_unpacks_to_more_than_is_read_is_refused() -> None
     assert len(bomb) < MAX // 8
     with pytest.raises(BadPayload, match=f"unpacks to more than {MAX} bytes"):
         unpack(bomb, max_bytes=MAX)
+
+
+def test_a_dense_payload_is_held_to_the_size_that_it_states() -> None:
+    bomb = packed(PushedLines("x" * (4 * MAX)), zstd=True).blob
+    assert len(bomb) < MAX // 8
+    at = len(DENSE_MAGIC) + 6  # behind the mark of a frame, its descriptor and its window
+    assert 4 * MAX < int.from_bytes(bomb[at : at + 4], "little") < 5 * MAX
+    lies = bomb[:at] + (MAX // 2).to_bytes(4, "little") + bomb[at + 4 :]
+    vast = bomb[:at] + (2**32 - 1).to_bytes(4, "little") + bomb[at + 4 :]
+    silent = zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * (4 * MAX))
+    for blob in (bomb, vast, DENSE_MAGIC + silent):
+        with pytest.raises(BadPayload, match=f"does not say that it unpacks to at most {MAX} bytes"):
+            unpack(blob, max_bytes=MAX)
+    with pytest.raises(BadPayload, match="is not readable"):
+        unpack(lies, max_bytes=MAX)
 
 
 def test_a_pushed_payload_of_a_newer_build_is_left_to_its_workers() -> None:

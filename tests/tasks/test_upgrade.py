@@ -233,8 +233,7 @@ def test_a_batch_of_a_newer_build_is_left_to_its_workers_uncounted_and_operators
     context.client.hset(entry, "not_before", 0)
     meta = json.loads(str(context.client.hget(entry, "meta"), "utf-8")) | {"source": "push"}
     context.client.hset(entry, "meta", json.dumps(meta))
-    for module in (pipeline.records.delivery, pipeline.ledger.ledger):  # a worker of that build
-        monkeypatch.setattr(module, "WIRE_VERSION", NEWER)
+    monkeypatch.setattr(pipeline.records.delivery, "WIRE_VERSION", NEWER)  # a worker of that build
     finish(context, "newer")
     assert stored(context, "newer") == [["one", "two"]]
 

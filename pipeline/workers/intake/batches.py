@@ -145,4 +145,5 @@ def _batch(workload: str, records: PushedRecords, *, arrived: datetime, zone: st
         formats=(),
         zone=zone,
         records=records,
+        content=batch_id,  # no other batch has this id
     )

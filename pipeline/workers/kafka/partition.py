@@ -136,6 +136,7 @@ class Partition:
             formats=(),
             zone=settings.intake.time_zone,
             records=records,
+            content=content,
         )
 
 

@@ -124,8 +124,9 @@ def prepare_window(
 def _batch(
     subject: str, source_key: str, workload: str, records: PushedRecords, *, arrived: datetime, zone: str
 ) -> Batch:
+    content = content_of(workload, records)
     return Batch(
-        batch_id=f"{source_key}-{content_of(workload, records)}",
+        batch_id=f"{source_key}-{content}",
         workload=workload,
         source=f"{SOURCE}:{subject}",
         source_key=source_key,
@@ -134,4 +135,5 @@ def _batch(
         formats=(),
         zone=zone,
         records=records,
+        content=content,
     )
