@@ -224,9 +224,10 @@ class Producer:
                 batches, requests, skip=skip, dead=dead, backfill=backfill, step=step
             )
         if isinstance(answer, Accepted) and not answer.duplicate:
-            for batch in batches:
-                if batch.batch_id not in skip and batch.batch_id not in dead:
-                    self._wake(batch, backfill=backfill)
+            # As below, the sweeper wakes a worker for batches without a message.
+            with suppress(Exception):
+                woken = [one for one in batches if one.batch_id not in skip and one.batch_id not in dead]
+                self.submit.wake_new(woken, backfill=backfill)
         return answer
 
     def _wake(self, batch: Batch, *, backfill: bool) -> None:

@@ -18,6 +18,7 @@ from kombu.transport import redis as transport
 
 from pipeline.logs import logger
 from pipeline.messages.spent import spent
+from pipeline.messages.wake_ups import body_of, celery_message, task_headers
 from pipeline.observe import counters as metrics
 
 # A wake-up has about 1.5 KiB; one with the longest id, in characters that JSON writes as \uXXXX, has 30.
@@ -170,40 +171,17 @@ def message_ids(raw: dict[str, Any]) -> list[str] | None:
 
 def wake_up(raw: dict[str, Any], queue: str) -> dict[str, Any]:
     """The message that Celery sees for one that is not unwanted()."""
-    headers, properties = raw["headers"], raw["properties"]
-    ids = message_ids(raw)
-    nothing = dict.fromkeys(("callbacks", "errbacks", "chain", "chord"))
-    return {
-        "body": json.dumps([ids, {}, nothing]),
-        "content-type": "application/json",
-        "content-encoding": "utf-8",
-        "headers": {
-            "lang": "py",
-            "task": headers["task"],
-            "id": headers["id"],
-            "root_id": headers["id"],
-            "parent_id": None,
-            "group": None,
-            "retries": 0,
-            "timelimit": [None, None],
-            "eta": None,
-            "expires": headers.get("expires"),
-            "argsrepr": _shown(headers.get("argsrepr")),
-            "kwargsrepr": "{}",
-            "origin": _shown(headers.get("origin")),
-            "ignore_result": True,
-            # The sweeper looks for these in waiting messages.
-            **{name: headers[name] for name in ("batch", "request") if _id(headers.get(name), empty=True)},
-        },
-        "properties": {
-            "correlation_id": headers["id"],
-            "delivery_mode": 2,
-            # Where it goes when it is restored: to where it came from.
-            "delivery_info": {"exchange": "", "routing_key": queue},
-            "priority": 0,
-            "delivery_tag": properties["delivery_tag"],
-        },
+    headers = raw["headers"]
+    known = {
+        **task_headers(headers["task"], headers["id"]),
+        "expires": headers.get("expires"),
+        "argsrepr": _shown(headers.get("argsrepr")),
+        "origin": _shown(headers.get("origin")),
+        # The sweeper looks for these in waiting messages.
+        **{name: headers[name] for name in ("batch", "request") if _id(headers.get(name), empty=True)},
     }
+    body = body_of(message_ids(raw) or [])
+    return celery_message(body, queue, known, tag=raw["properties"]["delivery_tag"])
 
 
 def drop(why: str, **context: object) -> None:

@@ -1,6 +1,6 @@
 """The only sender of messages. A message is a wake-up with ids; the ledger knows the rest."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import redis
@@ -25,7 +25,9 @@ from pipeline.messages.routing import (
     queue_for,
     stage_queues,
 )
+from pipeline.messages.wake_ups import wake_up_message
 from pipeline.observe.presence import Presence
+from pipeline.records.batch import Batch
 from pipeline.records.delivery import Stage
 from pipeline.redis.connection import answering
 from pipeline.redis.keys import Keys
@@ -104,6 +106,26 @@ class Submit:
             queue = of_class(queue, backfill=backfill)
         shown = shown_args(batch_id, workload, lines)
         return self._send(STAGE_TASK[stage], queue, args, {"batch": batch_id}, shown)
+
+    def wake_new(self, batches: Sequence[Batch], *, backfill: bool = False) -> bool:
+        """As `wake` for each, in stage ingest, by one command. They are in the ledger."""
+        if self.app is None or not batches:
+            return False
+        task = STAGE_TASK[Stage.INGEST]
+        queue = of_class(stage_queues(Stage.INGEST, self.shards)[0], backfill=backfill)
+        messages = [
+            wake_up_message(
+                task, queue, batch.batch_id, shown_args(batch.batch_id, batch.workload, batch.physical_lines)
+            )
+            for batch in batches
+        ]
+        try:
+            with answering():
+                self.client.lpush(self.keys.kombu(queue), *messages)  # kombu's consumers pop on the right
+        except (RedisUnavailable, redis.RedisError) as exc:
+            logger(task=task, batches=len(batches)).warning("message.not_sent", why=str(exc))
+            return False
+        return True
 
     def train(self, request_id: str = "") -> bool:
         """Say that a training waits; `request_id` is for people who watch tasks."""

@@ -24,7 +24,9 @@ from pipeline.messages import filter as guard
 from pipeline.messages.app import make_app
 from pipeline.messages.submit import Submit
 from pipeline.producer import Producer
+from pipeline.records.batch import Batch, Purpose, utc_now
 from pipeline.records.delivery import Accepted, Stage
+from pipeline.records.pushed import PushedRecords
 from pipeline.settings import Settings
 
 TASKS = frozenset(("logweir.ingest", "logweir.sweep"))
@@ -207,6 +209,33 @@ def test_a_wake_up_is_small_and_one_with_the_longest_id_still_passes(
             assert dropped(raw) == ""
     finally:
         client.delete(queue, f"{settings.redis.key_prefix}:_kombu.binding.ingest")
+
+
+def test_wake_ups_by_one_command_lie_in_order_in_the_form_that_celery_sees(
+    settings: Settings, client: "redis.Redis"
+) -> None:
+    submit = Submit(make_app(settings), client, settings)
+    ids = ["a", "b", "\U0001f600" * guard.MAX_ID]
+    new = [
+        Batch(
+            batch_id=name, workload="\U0001f600" * 200, source="intake", source_key="0" * 16, purpose=Purpose.SCORE,
+            arrived=utc_now(), formats=(), zone="UTC", records=PushedRecords(["one", "two"]),
+        )
+        for name in ids
+    ]  # fmt: skip
+    for backfill, queue in ((False, "ingest"), (True, "ingest.backfill")):
+        key = f"{settings.redis.key_prefix}:{queue}"
+        try:
+            assert submit.wake_new(new, backfill=backfill)
+            assert submit.next_ids("ingest", 9, backfill=backfill) == ids
+            raws = [client.rpop(key) for _ in ids]
+        finally:
+            client.delete(key)
+        for raw, name in zip(raws, ids, strict=True):
+            assert isinstance(raw, bytes) and dropped(raw) == ""
+            made = guard.wake_up(json.loads(raw), queue)
+            assert made == json.loads(raw) and guard.message_ids(made) == [name]
+            assert "2 lines" in made["headers"]["argsrepr"]
 
 
 def test_a_worker_sends_its_own_tasks_to_others_without_its_time_limits(
