@@ -36,7 +36,7 @@ from pipeline.tasks.context import Context
 from pipeline.watching.sessions.model import SessionModel
 from pipeline.watching.state import WatcherState
 from pipeline.watching.view import View
-from pipeline.workers.intake.batches import window_batches
+from pipeline.workers.intake.batches import CountedRecords, lines_and_bytes, window_batches
 from pipeline.workers.one_process import LocalSubmit
 
 WORKLOADS: Final = 200
@@ -138,7 +138,7 @@ class _Stream:
         with self.timed("accept"):
             internal = self.settings.internal
             batches = window_batches(
-                decoded,
+                [CountedRecords(records, *lines_and_bytes(records)) for records in decoded],
                 arrived=utc_now(),
                 zone="UTC",
                 max_records=internal.batch_records,

@@ -257,3 +257,6 @@ class _Silent(Submit):
 
     def wake(self, *_: Any, **__: Any) -> bool:
         return False
+
+    def wake_new(self, *_: Any, **__: Any) -> bool:
+        return False

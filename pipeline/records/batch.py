@@ -43,11 +43,14 @@ class Batch:
     formats: tuple[str, ...]  # names of `pipeline.sources.formats`, most likely first
     zone: str  # IANA zone of header times without offset
     records: "pl.DataFrame | Pushed"  # RAW_SCHEMA, or as a producer packed them
+    lines: int | None = None  # physical ones, where they are counted already
     content: str = ""  # tells batches of one id apart; "": a digest of the records does
 
     @property
     def physical_lines(self) -> int:
         """Lines as a user counts them: a stack trace is one record of many lines."""
+        if self.lines is not None:
+            return self.lines
         if isinstance(self.records, PushedLines | PushedRecords):
             return self.records.lines
         return int(self.records["lines"].sum())

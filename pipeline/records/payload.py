@@ -53,7 +53,7 @@ def pack(batch: Batch, *, zstd: bool = False) -> Packed:
         data = _CODEC.pack(records)
         content = batch.content or digest(batch.workload, data)
         blob, wire = (_dense(data), WIRE_VERSION) if zstd else (_compressed(data), FRAME_WIRE)
-        return Packed(blob, content, records.lines, records.height, wire)
+        return Packed(blob, content, batch.physical_lines, records.height, wire)
     from pipeline.records.schema import pack_frame
 
     content = batch.content or _content(batch.workload, records)

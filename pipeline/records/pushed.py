@@ -79,6 +79,9 @@ class PushedRecords(msgspec.Struct, frozen=True, array_like=True, tag="records")
     @property
     def texts(self) -> list[str]:
         """The raw text of each record."""
+        texts = self.messages if self.raws is None else self.raws
+        if None not in texts:
+            return texts  # type: ignore[return-value] # nobody changes it
         if self.raws is None:
             return [message or "" for message in self.messages]
         pairs = zip(self.raws, self.messages, strict=True)

@@ -7,7 +7,7 @@ Celery's queues, so Celery is not imported. The sweep finds a wake-up that is lo
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -19,6 +19,7 @@ from pipeline.logs import logger
 from pipeline.messages.routing import QUEUE_INGEST, QUEUE_STORE
 from pipeline.messages.submit import Submit
 from pipeline.producer import Producer
+from pipeline.records.batch import Batch
 from pipeline.records.delivery import Stage
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
@@ -54,6 +55,11 @@ class LocalSubmit(Submit):
         with self._changed:
             self._waiting_batches.append((stage, batch_id))
             self._changed.notify()
+        return True
+
+    def wake_new(self, batches: Sequence[Batch], **_: object) -> bool:
+        for batch in batches:
+            self.wake(Stage.INGEST, batch.batch_id)
         return True
 
     def train(self, _request_id: str = "") -> bool:

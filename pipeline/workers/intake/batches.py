@@ -4,7 +4,7 @@ import itertools
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -20,8 +20,16 @@ SOURCE: Final = "intake"
 OWN_RECORDS: Final = 200
 
 
+class CountedRecords(NamedTuple):
+    """Records of a request, their physical lines and their bytes of text."""
+
+    records: PushedRecords
+    lines: int
+    size: int  # or more
+
+
 def window_batches(
-    requests: Sequence[PushedRecords],
+    requests: Sequence[CountedRecords],
     *,
     arrived: datetime,
     zone: str,
@@ -32,11 +40,60 @@ def window_batches(
     """Ids are new with every call: accept the same batches again, not others of the same records.
 
     `alone`: whether a workload shares its batch with no other."""
-    records = joined_records([_named(request) for request in requests])
+    groups = _whole_requests(requests, alone)
+    if groups is None:
+        records = joined_records([_named(request.records) for request in requests])
+        parts = parted_records(records, max_records, max_bytes, alone)
+        found = [(workload, part, part.lines) for workload, part in parts]
+    else:
+        found = [
+            (workload, part, lines)
+            for workload, several in groups
+            for part, lines in _cut_requests(workload, several, max_records, max_bytes)
+        ]
     return [
-        _batch(workload, msgspec.structs.replace(part, places=None), arrived=arrived, zone=zone)
-        for workload, part in parted_records(records, max_records, max_bytes, alone)
+        _batch(workload, msgspec.structs.replace(part, places=None), lines, arrived=arrived, zone=zone)
+        for workload, part, lines in found
     ]
+
+
+def _whole_requests(
+    requests: Sequence[CountedRecords], alone: Callable[[str], bool]
+) -> list[tuple[str, list[CountedRecords]]] | None:
+    """As `parted_records` where each request has one workload, and so belongs to a batch as a whole.
+
+    None where a request has several."""
+    by_workload: dict[str, list[CountedRecords]] = {}
+    for request in requests:
+        workload, *others = set(request.records.workloads or (UNKNOWN,))
+        if others:
+            return None
+        by_workload.setdefault(workload, []).append(request)
+    found = [
+        (workload, several)
+        for workload, several in by_workload.items()
+        if sum(request.records.height for request in several) >= OWN_RECORDS or alone(workload)
+    ]
+    own = {workload for workload, _ in found}
+    sharing = [request for request in requests if (request.records.workloads or (UNKNOWN,))[0] not in own]
+    if sharing:
+        names = by_workload.keys() - own
+        found.append((SEVERAL if len(names) > 1 else names.pop(), sharing))
+    return found
+
+
+def _cut_requests(
+    workload: str, requests: Sequence[CountedRecords], max_records: int, max_bytes: int
+) -> Iterator[tuple[PushedRecords, int]]:
+    """The records of each batch and their lines."""
+    records = joined_records([_named(request.records) for request in requests])
+    if workload != SEVERAL:
+        records = msgspec.structs.replace(records, workloads=None)
+    if records.height <= max_records and sum(request.size for request in requests) <= max_bytes:
+        yield records, sum(request.lines for request in requests)
+    else:
+        for part in _cut(records, max_records, max_bytes):
+            yield part, part.lines
 
 
 def parted_records(
@@ -75,11 +132,15 @@ def lines_and_bytes(records: PushedRecords) -> tuple[int, int]:
     parsed = records.messages if records.raws is not None else ()
     named = (records.hosts, records.processes, records.services)
     try:
-        size = len(text.encode()) - max(0, len(texts) - 1) + len("".join(filter(None, parsed)).encode())
-        "".join(filter(None, itertools.chain.from_iterable(column or () for column in named))).encode()
+        size = _bytes_of(text) - max(0, len(texts) - 1) + _bytes_of("".join(filter(None, parsed)))
+        _bytes_of("".join(name for column in named for name in set(column or ()) if name))  # few differ
     except UnicodeEncodeError:
         raise Undecodable("a record holds a lone surrogate, which is no text; send valid UTF-8") from None
     return text.count("\n") + 1, size
+
+
+def _bytes_of(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def with_usable_names(records: PushedRecords) -> PushedRecords:
@@ -133,7 +194,7 @@ def _cut(records: PushedRecords, max_records: int, max_bytes: int) -> Iterator[P
     yield _rows_of(records, rows, named=named)
 
 
-def _batch(workload: str, records: PushedRecords, *, arrived: datetime, zone: str) -> Batch:
+def _batch(workload: str, records: PushedRecords, lines: int, *, arrived: datetime, zone: str) -> Batch:
     batch_id = uuid.uuid4().hex
     return Batch(
         batch_id=batch_id,
@@ -145,5 +206,6 @@ def _batch(workload: str, records: PushedRecords, *, arrived: datetime, zone: st
         formats=(),
         zone=zone,
         records=records,
+        lines=lines,
         content=batch_id,  # no other batch has this id
     )

@@ -22,7 +22,13 @@ from pipeline.records.pushed import PushedRecords
 from pipeline.service.senders import SenderCounts, SentBy
 from pipeline.sources.protocols.contract import Decoded
 from pipeline.sources.protocols.workloads import UNKNOWN
-from pipeline.workers.intake.batches import lines_and_bytes, take_rows, window_batches, with_usable_names
+from pipeline.workers.intake.batches import (
+    CountedRecords,
+    lines_and_bytes,
+    take_rows,
+    window_batches,
+    with_usable_names,
+)
 from pipeline.workers.intake.taking import IDLE_S, Turns
 
 # Between two commits, unless a window is full sooner. A batch costs stage ingest 22 ms however small it is: a
@@ -64,6 +70,7 @@ class _Waiting:
 
     records: PushedRecords
     identity: RequestIdentity
+    lines: int
     size: int
     backfill: bool
     since: float
@@ -256,6 +263,7 @@ class Door:
                 _Waiting(
                     records=part,
                     identity=own,
+                    lines=part.lines if len(cells) > 1 else counted.lines,
                     size=counted.size,
                     backfill=backfill,
                     since=counted.since,
@@ -447,7 +455,7 @@ class _Window:
     def _batches(self, unit: Sequence[_Waiting]) -> list[Batch]:
         s = self.producer.settings
         return window_batches(
-            [request.records for request in unit],
+            [CountedRecords(request.records, request.lines, request.size) for request in unit],
             arrived=self.producer.clock(),
             zone=s.intake.time_zone,
             max_records=s.internal.batch_records,
@@ -504,6 +512,7 @@ def _without_known(unit: Sequence[_Waiting], known: Known) -> list[_Waiting]:
         else:
             if len(fresh) < len(names):
                 request.records = take_rows(request.records, fresh)
+                request.lines = request.records.lines
                 request.identity = RequestIdentity(records=tuple(names[row] for row in fresh))
             remaining.append(request)
     return remaining

@@ -7,24 +7,27 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.errors import RedisUnavailable
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.submit import Submit
 from pipeline.producer import Producer
-from pipeline.records.batch import SEVERAL, digest
+from pipeline.records.batch import SEVERAL, digest, utc_now
 from pipeline.records.delivery import NO_IDENTITY, Accepted, Full
-from pipeline.records.pushed import PushedRecords
+from pipeline.records.pushed import PushedRecords, column_of
 from pipeline.redis.connection import connect
 from pipeline.service.senders import SentBy
 from pipeline.settings import Settings
 from pipeline.sources.protocols.contract import Decoded, Undecodable
 from pipeline.workers.intake import door as door_module
 from pipeline.workers.intake import identity
-from pipeline.workers.intake.batches import window_batches
+from pipeline.workers.intake.batches import CountedRecords, lines_and_bytes, window_batches
 from pipeline.workers.intake.door import Door, IdentityConflict
 from pipeline.workers.intake.taking import Turns
 
+NOW = utc_now()
 SENDER = SentBy(protocol="lines", key="", peer="")
 
 
@@ -32,6 +35,10 @@ def decoded(*messages: str, workload: str = "shop") -> Decoded:
     return Decoded(
         records=PushedRecords(list(messages), workloads=[workload] * len(messages)), distinct=False
     )
+
+
+def counted(*requests: PushedRecords) -> list[CountedRecords]:
+    return [CountedRecords(records, *lines_and_bytes(records)) for records in requests]
 
 
 def door_of(settings: Settings) -> Door:
@@ -288,8 +295,8 @@ def test_text_that_is_none_is_refused_and_spoils_no_other_request(settings: Sett
 def test_one_request_that_cannot_be_packed_does_not_spoil_its_window(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(requests: Sequence[PushedRecords], **limits: Any) -> Any:
-        if any("poison" in (records.messages[0] or "") for records in requests):
+    def fails(requests: Sequence[CountedRecords], **limits: Any) -> Any:
+        if any("poison" in (records.messages[0] or "") for records, *_ in requests):
             raise ValueError("it cannot be packed")
         return window_batches(requests, **limits)
 
@@ -314,7 +321,7 @@ def test_an_empty_request_is_a_success_without_a_batch(settings: Settings) -> No
 def test_records_keep_their_columns_and_order_when_they_are_grouped_and_cut() -> None:
     first = PushedRecords(["a1", "b1", "a2"], levels=["info", None, "error"], workloads=["a", "b", "a"])
     second = PushedRecords([None, "a3"], raws=["raw b2", None], workloads=["b", "a"])
-    found = window_batches([first, second], arrived=None, zone="UTC", max_records=3, max_bytes=10**6)  # type: ignore[arg-type]
+    found = window_batches(counted(first, second), arrived=None, zone="UTC", max_records=3, max_bytes=10**6)  # type: ignore[arg-type]
     columns = ("messages", "levels", "raws", "workloads", "places")
     assert [(b.workload, *(getattr(b.records, name) for name in columns)) for b in found] == [
         (SEVERAL, ["a1", "b1", "a2"], ["info", None, "error"], [None] * 3, ["a", "b", "a"], None),
@@ -329,7 +336,7 @@ def test_a_workload_of_many_records_and_one_that_is_skipped_have_batches_of_thei
     monkeypatch.setattr("pipeline.workers.intake.batches.OWN_RECORDS", 3)
     one = PushedRecords(list("abcdef"), workloads=["many", "few", "many", "off", "many", "other"])
     found = window_batches(
-        [one],
+        counted(one),
         arrived=None,
         zone="UTC",
         max_records=9,
@@ -345,8 +352,51 @@ def test_a_workload_of_many_records_and_one_that_is_skipped_have_batches_of_thei
 
 def test_a_group_larger_than_a_batch_may_be_is_cut_by_bytes() -> None:
     wide = PushedRecords(["x" * 400, "y" * 400, "z" * 400], workloads=["w"] * 3)
-    found = window_batches([wide], arrived=None, zone="UTC", max_records=100, max_bytes=900)  # type: ignore[arg-type]
+    found = window_batches(counted(wide), arrived=None, zone="UTC", max_records=100, max_bytes=900)  # type: ignore[arg-type]
     assert [len(b.records.messages) for b in found] == [2, 1]  # type: ignore[union-attr]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 5), st.booleans()), min_size=1, max_size=8))
+def test_requests_of_one_workload_each_make_the_same_batches_as_their_records_one_by_one(
+    several: list[tuple[str, int, bool]],
+) -> None:
+    requests = counted(
+        *(
+            PushedRecords(
+                [None if parsed_later else f"{name} {n}\nat {row}" for row in range(height)],
+                raws=[f"raw {name} {n} {row}" for row in range(height)] if parsed_later else None,
+                hosts=[name] * height if n % 2 else None,
+                workloads=[name] * height,
+            )
+            for n, (name, height, parsed_later) in enumerate(several)
+        )
+    )
+
+    # Where only some have raw texts, messages count twice beside a foreign raw text.
+    alike = len({parsed_later for *_, parsed_later in several}) == 1
+
+    def batches_of() -> list[tuple[Any, ...]]:
+        found = window_batches(
+            requests,
+            arrived=NOW,
+            zone="UTC",
+            max_records=9,
+            max_bytes=200 if alike else 10**6,
+            alone=lambda name: name == "d",
+        )
+        return [(one.workload, one.records, one.physical_lines) for one in found]
+
+    def filled(records: PushedRecords) -> list[Any]:
+        return [records.messages, *(column and column_of(list(column)) for column in records.columns)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.workers.intake.batches.OWN_RECORDS", 6)
+        as_whole = batches_of()
+        patch.setattr("pipeline.workers.intake.batches._whole_requests", lambda *_: None)
+        one_by_one = batches_of()
+    for (name, records, lines), (expected, others, counted_lines) in zip(as_whole, one_by_one, strict=True):
+        assert (name, filled(records), lines) == (expected, filled(others), counted_lines)
+    assert all(lines == records.lines for _, records, lines in as_whole)
 
 
 def test_a_name_that_cannot_be_a_key_is_made_one(settings: Settings) -> None:
