@@ -6,7 +6,8 @@ a long answer for that text.
 """
 
 import re
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -14,6 +15,7 @@ from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
 from pipeline.sources.protocols.json_documents import posted_documents
 from pipeline.sources.protocols.json_text import check_count, json_of, read_body
 
+T = TypeVar("T", str, bytes)
 _FULL: Final = "es_rejected_execution_exception"
 _CREATES: Final = re.compile(rb'\s*\{\s*"create"')
 
@@ -38,6 +40,20 @@ def decode_bulk(body: bytes, hints: Hints) -> Decoded:
     check_count(body.count(b"\n") // 4)
     lines = body.decode("utf-8", "replace").split("\n")
     default = _index_of(hints.path)
+    heads = _every_second(lines, blank="")
+    documents = lines[1 : 2 * len(heads) : 2]
+    if heads and all(map(str.strip, documents)):
+        check_count(len(heads))
+        first = dict(zip(reversed(heads), range(2 * len(heads) - 1, 0, -2), strict=True))  # line of each
+        at = {head: _index_of_action(head, first[head], default) for head in dict.fromkeys(heads)}
+        if b"\r" in body:
+            documents = [line.rstrip("\r") for line in documents]
+        return posted_documents(documents, [at[head] for head in heads], hints)
+    return _decoded_one_by_one(lines, default, hints)
+
+
+def _decoded_one_by_one(lines: Sequence[str], default: str, hints: Hints) -> Decoded:
+    """With blank lines before actions."""
     actions: dict[str, str] = {}  # the index of each action, by its line: few lines differ
     documents: list[str] = []
     indices: list[str] = []
@@ -64,15 +80,27 @@ def decode_bulk(body: bytes, hints: Hints) -> Decoded:
 
 def bulk_operations(body: bytes) -> list[str]:
     """The operation of each document of a request that was decoded, for its answer."""
-    found = []
-    is_action = True
-    for line in body.split(b"\n"):
-        if not is_action:
-            is_action = True
-        elif line.strip():
-            found.append("create" if _CREATES.match(line) else "index")
-            is_action = False
-    return found
+    lines = body.split(b"\n")
+    heads = _every_second(lines, blank=b"")
+    if not heads:
+        is_action = True
+        for line in lines:
+            if not is_action:
+                is_action = True
+            elif line.strip():
+                heads.append(line)
+                is_action = False
+    kinds = {head: "create" if _CREATES.match(head) else "index" for head in set(heads)}
+    return [kinds[head] for head in heads]
+
+
+def _every_second(lines: Sequence[T], *, blank: T) -> list[T]:
+    """The actions of a body without blank lines between its pairs, none of any other."""
+    pairs, odd = divmod(len(lines), 2)
+    if odd and lines[-1] != blank:
+        return []
+    heads = list(lines[: 2 * pairs : 2])
+    return heads if all(head.strip() for head in set(heads)) else []
 
 
 def bulk_success(operations: list[str], *, took_ms: int) -> bytes:

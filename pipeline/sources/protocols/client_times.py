@@ -6,6 +6,7 @@ A time that is unreadable, or outside the years that records can hold, is None a
 import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Final
 
 from pipeline.records.pushed import EARLIEST, LATEST
@@ -16,6 +17,8 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 # Below each bound a number counts seconds, milliseconds, microseconds; above all of them nanoseconds.
 _SECONDS, _MILLISECONDS, _MICROSECONDS = 1e11, 1e14, 1e17
 _MOST_DIGITS: Final = 30
+_SCALES: Final = {3: 1000, 6: 1}  # microseconds of a fraction of so many digits
+_SECONDS_KEPT: Final = 1_024
 _FRACTION: Final = re.compile(r":[0-9]{2}[.,]([0-9]+)")
 
 
@@ -32,6 +35,21 @@ def of_nanoseconds(value: int | str | None) -> int | None:
 
 def of_iso(text: str) -> int | None:
     """ISO 8601 with an offset; stage ingest reads a local time, because it knows the zone."""
+    # Records that follow each other share their second, and to read a whole time takes twice as long.
+    digits = text[20:-1]
+    scale = _SCALES.get(len(digits))
+    if scale and text[19] == "." and text[-1] == "Z" and digits.isdigit() and text.isascii():
+        second = _of_second(text[:19])
+        return None if second is None else second + int(digits) * scale
+    return _of_any_iso(text)
+
+
+@lru_cache(_SECONDS_KEPT)
+def _of_second(text: str) -> int | None:
+    return _of_any_iso(f"{text}Z")
+
+
+def _of_any_iso(text: str) -> int | None:
     try:
         moment = datetime.fromisoformat(text)
         if moment.utcoffset() is None:

@@ -1,14 +1,18 @@
 """`_bulk`, as its clients write it."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from elasticsearch.serializer import NdjsonSerializer
+from hypothesis import given
+from hypothesis import strategies as st
 from opensearchpy.helpers.actions import _chunk_actions, expand_action
 from opensearchpy.serializer import JSONSerializer
 
 from bench._fuzz_requests import checked
+from pipeline.sources.protocols import bulk
 from pipeline.sources.protocols.bulk import bulk_error, bulk_full, bulk_operations, bulk_success, decode_bulk
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
 
@@ -156,6 +160,42 @@ def test_lines_of_a_stack_trace_become_one_document_per_container() -> None:
 def test_a_request_that_is_no_pairs_of_create_or_index_is_refused(body: bytes, reason: str) -> None:
     with pytest.raises(Undecodable, match=reason):
         decode_bulk(body, Hints())
+
+
+def of_bulk(read: Callable[[], Decoded]) -> object:
+    """The records of a request, or the sentence that refuses it."""
+    try:
+        return read()
+    except Undecodable as exc:
+        return str(exc)
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ['{"create":{"_index":"a"}}', '{"index":{}}', ' {"create":{}}\r', "", " ", '{"delete":{}}', '{"log":"up"}',
+             '{"log":"down"}\r', "no document"]
+        ),
+        max_size=9,
+    )
+)  # fmt: skip
+def test_pairs_without_blank_lines_between_them_are_read_as_pairs_with_some(lines: list[str]) -> None:
+    hints, body = Hints(path="/logs/_bulk"), "\n".join(lines).encode()
+    found = of_bulk(lambda: decode_bulk(body, hints))
+    assert found == of_bulk(lambda: bulk._decoded_one_by_one(lines or [""], "logs", hints))
+    if isinstance(found, Decoded):
+        kinds = []
+        is_action = True
+        for line in lines:
+            if is_action and line.strip():
+                kinds.append("create" if "create" in line else "index")
+            is_action = not is_action or not line.strip()
+        assert bulk_operations(body) == kinds
+
+
+def test_many_different_actions_are_read_in_one_pass() -> None:
+    body = b"".join(b'{"create":{"_index":"i%d"}}\n{"log":"up"}\n' % n for n in range(20_000))
+    assert len(set(decode_bulk(body, Hints()).records.workloads or ())) == 20_000
 
 
 def test_an_empty_request_has_no_records() -> None:

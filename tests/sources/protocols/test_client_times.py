@@ -3,9 +3,12 @@
 from datetime import UTC, datetime
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.records.pushed import EARLIEST, LATEST
 from pipeline.sources.protocols.client_times import (
+    _of_any_iso,
     are_fine,
     has_fraction,
     of_iso,
@@ -78,3 +81,18 @@ def test_a_text_without_a_fraction_says_no_less_than_a_second() -> None:
     assert has_fraction(1795600800.5)
     assert not has_fraction("2026-11-25T10:00:00Z")
     assert not has_fraction(None)
+
+
+@given(
+    st.datetimes(timezones=st.just(UTC)),
+    st.sampled_from(
+        ("", ".25", ".250", ".000001", ".999999", ".123456789", ".12x", ".\u0661\u0662\u0663", ",250", ".-25")
+    ),
+    st.sampled_from(("Z", "z", "+01:00", "", "\u00e9")),
+    st.sampled_from(("T", " ", "\u00e9")),
+)
+def test_a_time_of_a_known_second_is_the_one_that_is_read_as_a_whole(
+    moment: datetime, fraction: str, offset: str, between: str
+) -> None:
+    text = f"{moment.replace(microsecond=0, tzinfo=None).isoformat(between)}{fraction}{offset}"
+    assert of_iso(text) == _of_any_iso(text)
