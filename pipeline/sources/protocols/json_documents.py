@@ -37,14 +37,17 @@ def posted_documents(
         documents = [_FIELDS.decode(line) for line in lines]
     except FAULTS:
         documents = [read_or_none(_FIELDS, line) or _NO_FIELDS for line in lines]
-    moments = [document.moment for document in documents]
+    # The commonest fields first, without a call.
+    moments = [document.at_timestamp or document.moment for document in documents]
     times = [client_times.of_value(moment) for moment in moments]
     distinct = client_times.are_fine(times) and all(map(client_times.has_fraction, moments))
     if hints.workload:
         names = [workloads.joined_name(hints.workload)] * len(lines)
     else:
         names = by_documents(hints, documents, lines, indices, workloads.of_documents(documents, indices))
-    texts = [document.text or None for document in documents]
+    texts = [
+        (document.log if isinstance(document.log, str) else document.text) or None for document in documents
+    ]
     found = continuations(texts, lambda i: (names[i], *_stream(documents[i])))
     raws: list[str | None] = list(lines)
     for head, others in found.items():
