@@ -324,7 +324,9 @@ class World:
                 if raw is None:
                     break  # a group took the messages of its batches out of the queue
                 message = json.loads(raw)
-                args = json.loads(base64.b64decode(message["body"]))[0]
+                encoded = message["properties"].get("body_encoding") == "base64"  # by Celery
+                body = base64.b64decode(message["body"]) if encoded else message["body"]
+                args = json.loads(body)[0]
                 count += 1
                 try:
                     MODULES[message["headers"]["task"]].run(self.now, *args)
