@@ -23,7 +23,7 @@ import polars as pl
 from pipeline.errors import BadBundle
 from pipeline.models.threshold import Calibration, Mode
 
-BUNDLE_FORMAT: Final = 4
+BUNDLE_FORMAT: Final = 5
 MANIFEST: Final = "manifest.json"
 WEIGHTS: Final = "model.safetensors"
 TOKENIZER: Final = "tokenizer.json"

@@ -26,7 +26,16 @@ from pipeline.models.encoder.pretrained import PretrainedTokenizer
 from pipeline.models.evidence import Evidence
 from pipeline.models.lexicon import EncodedLines, Lexicon
 from pipeline.models.novelty import Novelty
-from pipeline.models.prior import WORDS_MOST, Ints, PieceMarks, SeverityPrior, Spoken
+from pipeline.models.prior import (
+    OUTER_PUNCTUATION,
+    WORDS_MOST,
+    Ints,
+    PieceMarks,
+    SeverityPrior,
+    Spoken,
+    is_prose,
+    prose_shares,
+)
 from pipeline.models.severity import severity_words
 from pipeline.models.tokenizer import READ_CHARS, LineTokenizer
 
@@ -35,9 +44,8 @@ _WORDS_SHOWN: Final = 5
 _UNSEEN_SHOWN: Final = 4 * _WORDS_SHOWN
 _WORD_CHARS: Final = 64  # of a shown word; longer ones are blobs
 _LETTER: Final = re.compile(r"[^\W_]")  # or digit
-_PUNCTUATION: Final = "\"'`.,:;!?()[]{}=|#*"
-_SAYS, _UNSEEN, _SEVERE = 1, 2, 4  # flags of a word in the lexicon
-_COUNT: Final = 3  # bits below the number of its pieces for the prior
+_SAYS, _UNSEEN, _SEVERE, _PROSE = 1, 2, 4, 8  # flags of a word in the lexicon
+_COUNT: Final = 4  # bits below the number of its pieces for the prior
 
 # Of all lines: surprisals in nats, numbers of scored pieces, words worst first.
 Readings = tuple[list[float], list[int], list[list[str]]]
@@ -98,7 +106,7 @@ def normal_words(text: str) -> list[str]:
 
 
 def _normal(word: str) -> str:
-    return word.strip(_PUNCTUATION).casefold()
+    return word.strip(OUTER_PUNCTUATION).casefold()
 
 
 class LineModel:
@@ -214,6 +222,7 @@ class LineModel:
         unseen = [said and _normal(word) not in known for word, said in zip(words, says, strict=True)]
         pieces, fails, marks, length = self._spelt.read(words)
         flags = _SAYS * np.array(says) | _UNSEEN * np.array(unseen) | _SEVERE * fails
+        flags |= _PROSE * np.fromiter(map(is_prose, words), np.bool_, len(words))
         return flags | pieces << _COUNT, marks, length
 
     def _says(self, word: str) -> bool:
@@ -228,7 +237,8 @@ def _spoken(lines: EncodedLines) -> Spoken:
     for i in np.flatnonzero(pieces > WORDS_MOST).tolist():
         at = slice(*np.searchsorted(lines.line, [i, i + 1]).tolist())
         pieces[i] = sum(dict(zip(lines.words[at], counts[at].tolist(), strict=True)).values())
-    return Spoken(line=lines.line[lines.marked], mark=lines.marks, pieces=pieces)
+    prose = prose_shares(lines.line, lines.flags & _PROSE > 0, len(pieces))
+    return Spoken(line=lines.line[lines.marked], mark=lines.marks, pieces=pieces, prose=prose)
 
 
 def _readings(lines: EncodedLines, surprisals: Any, config: ModelConfig) -> Readings:

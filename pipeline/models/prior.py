@@ -3,7 +3,8 @@
 A logistic regression over the words of a masked line, fitted by maximum a posteriori. The Gaussian prior of
 its weights has the word lists of `severity.py` as its mean (Chelba and Acero 2006 adapted models the same
 way). The level column of the log moves the weights: words at error levels gain, words at calm levels lose.
-Without levels, or with one level only, the weights stay at the word lists. Free of torch; deterministic;
+Without levels, or with one level only, the weights stay at the word lists. Prose is a sign of its own: a
+failure is told in a sentence, and most calm lines list names and values. Free of torch; deterministic;
 scoring mutates nothing.
 """
 
@@ -39,6 +40,9 @@ _FIXED: Final = 5  # features in front of the hashed ones
 _SIZE: Final = _FIXED + _HASHED
 # Logits: a named fault outweighs all else; three words of trouble together are nearly one.
 _MEAN: Final = {_BIAS: -1.5, _WORD: 3.0, _GRAVE: 0.5, _TROUBLE: 0.8, _WELL: -0.5}
+# Logits between a line of values alone and a whole sentence, half of them on either side; not learnt. 0.5 to
+# 1.5 rank alike (docs/LOG.md).
+_PROSE: Final = 1.0
 _MOST_OF_A_KIND: Final = 3  # Words of trouble in a line; a stack trace is not worse than a sentence.
 _CLASS_LEAST: Final = 3  # Different lines of either class; fewer show the words of one incident.
 # Of the Gaussian: some ten lines move a word by a logit, thirty lines a word list, which is right more often
@@ -53,6 +57,7 @@ _LINES_AT_ONCE: Final = 2048
 WORDS_MOST: Final = 64  # of a line
 _KIND_BITS: Final = 29  # of a mark; the bits above hold the kind of sign
 _STEM: Final = 5  # letters: connect, connection, connected
+OUTER_PUNCTUATION: Final = "\"'`.,:;!?()[]{}=|#*"  # of a word
 _PIECE: Final = re.compile(r"<[A-Z0-9_*]+>|[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _PIECE_OR_GAP: Final = re.compile(f"{_PIECE.pattern}| ")
 _PIECES_MOST: Final = 65_536  # cached
@@ -65,11 +70,12 @@ Bag = tuple[tuple[int, float], ...]  # (feature, value) of a line
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spoken:
-    """The marks of the words of lines, from `PieceMarks`."""
+    """The marks of the words of lines, from `PieceMarks`, and how much prose the lines are."""
 
     line: Ints  # (M,) the line of a mark, ascending.
     mark: Ints  # (M,).
     pieces: Ints  # (L,) at least as many as each line has different ones.
+    prose: Floats  # (L,) from `prose_shares`.
 
 
 class SeverityPrior:
@@ -134,7 +140,8 @@ class SeverityPrior:
     def _logits(self, texts: Sequence[str], named: Sequence[str | None], spoken: "Spoken") -> Floats:
         """The weights of the bags of these lines, added up without building the bags."""
         weights, count = self._weights, len(texts)
-        logits = np.full(count, weights[_BIAS])
+        told = _PROSE * (spoken.prose - 0.5)
+        logits = weights[_BIAS] + told
         for i, name in enumerate(named):
             if name is not None:
                 logits[i] += weights[_WORD] + weights[_GRAVE] * (name in GRAVE_WORDS)
@@ -148,7 +155,7 @@ class SeverityPrior:
             logits += weights[kind] * np.minimum(signs, _MOST_OF_A_KIND)
         for i in np.flatnonzero(spoken.pieces > WORDS_MOST).tolist():
             bag = _bag(texts[i][:_CHARS], named[i])  # only the first pieces of such a line count
-            logits[i] = sum(value * weights[place] for place, value in bag)
+            logits[i] = sum(value * weights[place] for place, value in bag) + told[i]
         return logits
 
     def to_bytes(self) -> bytes:
@@ -257,19 +264,38 @@ def _bag(text: str, named: str | None) -> Bag:
     return tuple(sorted(bag.items()))
 
 
+def is_prose(word: str) -> bool:
+    """Whether a word is nothing but letters within its outer punctuation. A mask token is not."""
+    return word.strip(OUTER_PUNCTUATION).isalpha()
+
+
+def prose_shares(line: Ints, prose: Bools, count: int) -> Floats:
+    """Of `count` lines: the share of neighbouring words that are both prose, 0 for a single word.
+
+    `line` (W,): the line of each word, ascending. `prose` (W,): `is_prose` of the words.
+    """
+    within = line[1:] == line[:-1]
+    pairs = np.bincount(line[1:][within], minlength=count)
+    told = np.bincount(line[1:][within & prose[1:] & prose[:-1]], minlength=count)
+    shares: Floats = told / np.maximum(pairs, 1)
+    return shares
+
+
 def _named(line: str) -> str | None:
     text = line[:_CHARS]
     return severity_words(text) if may_be_severe(text) else None
 
 
 def _spoken(texts: Sequence[str]) -> Spoken:
-    words = [text.split() for text in texts]
-    line = np.repeat(np.arange(len(texts)), [len(of_line) for of_line in words])
-    pieces, _, marks, length = PieceMarks().read(list(chain.from_iterable(words)))
+    by_line = [text.split() for text in texts]
+    line = np.repeat(np.arange(len(texts)), [len(of_line) for of_line in by_line])
+    words = list(chain.from_iterable(by_line))
+    pieces, _, marks, length = PieceMarks().read(words)
     return Spoken(
         line=np.repeat(line, length),
         mark=marks,
         pieces=np.bincount(line, pieces, len(texts)).astype(np.int64),
+        prose=prose_shares(line, np.fromiter(map(is_prose, words), np.bool_, len(words)), len(texts)),
     )
 
 

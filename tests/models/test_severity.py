@@ -4,13 +4,14 @@ import random
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.errors import BadBundle
 from pipeline.models import severity
-from pipeline.models.prior import PieceMarks, SeverityPrior
+from pipeline.models.prior import PieceMarks, SeverityPrior, is_prose, prose_shares
 from pipeline.models.severity import all_well, may_be_severe, names_failure, severity_words, trouble
 
 # --- severity words ---
@@ -134,9 +135,31 @@ def test_two_lines_at_an_error_level_are_too_few_to_learn_from() -> None:
 
 def test_a_named_fault_is_above_even_odds_and_more_than_weak_signs_and_those_more_than_none() -> None:
     fault, weak, none, well = SeverityPrior.by_words().score(
-        ["connection refused", "connection dropped", "connection <IP>", "connection established"]
+        ["connection refused", "connection dropped", "connection there", "connection established"]
     )
     assert fault > 0 > weak > none > well
+
+
+def test_a_sentence_is_rather_an_error_than_a_list_of_values_with_the_same_words() -> None:
+    sentence, half, listed = SeverityPrior.by_words().score(
+        [
+            "the (small) node left: its ring.",
+            "the small node=<NUM> left its ring=<NUM>",
+            "node=<NUM> ring=<NUM>",
+        ]
+    )
+    assert sentence > half > listed
+    assert sentence - listed == pytest.approx(1.0)  # the bound of what prose adds
+
+
+def test_prose_is_read_line_by_line_and_one_word_is_no_sentence() -> None:
+    words = ["cable", "cut", "<NUM>", "off", "now", "late"]
+    line = np.array([0, 1, 1, 1, 3, 3])
+    shares = prose_shares(line, np.array([is_prose(w) for w in words]), 5)
+    assert shares.tolist() == [0.0, 0.0, 0.0, 1.0, 0.0]
+    assert [is_prose(w) for w in ("Cut!", '"où"', "x1", "a=b", "can't", "<IP>", "...")] == [
+        True, True, False, False, False, False, False,
+    ]  # fmt: skip
 
 
 def test_words_that_a_log_writes_at_error_levels_come_to_count() -> None:
