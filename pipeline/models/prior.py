@@ -141,7 +141,7 @@ class SeverityPrior:
         """The weights of the bags of these lines, added up without building the bags."""
         weights, count = self._weights, len(texts)
         told = _PROSE * (spoken.prose - 0.5)
-        logits = weights[_BIAS] + told
+        logits: Floats = weights[_BIAS] + told
         for i, name in enumerate(named):
             if name is not None:
                 logits[i] += weights[_WORD] + weights[_GRAVE] * (name in GRAVE_WORDS)
