@@ -23,7 +23,8 @@ def uncollected() -> Iterator[None]:
     try:
         yield
     finally:
-        if gc.get_freeze_count() and len(sys.modules) > modules:
+        # The count goes through all frozen objects, so only new modules ask for it.
+        if len(sys.modules) > modules and gc.get_freeze_count():
             gc.collect()
             gc.freeze()
         if collected:

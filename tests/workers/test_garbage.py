@@ -14,11 +14,13 @@ from pipeline.workers.loops import GARBAGE_AFTER, collect_seldom
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    before = gc.get_threshold()
+    before, frozen = gc.get_threshold(), gc.get_freeze_count()
     gc.unfreeze()
     yield
     gc.set_threshold(*before)
     gc.unfreeze()
+    if frozen:  # a whole run leaves its million objects alone (conftest.py)
+        gc.freeze()
 
 
 def test_modules_that_come_later_are_searched_no_more(
