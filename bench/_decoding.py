@@ -49,6 +49,7 @@ def hints_of(protocol: Protocol, request: Request) -> Hints:
         path=url.path,
         content_type=protocol.content_type,
         query=query,
+        headers={name.lower(): value for name, value in request.headers.items()},
         workload=query.get("workload", ""),
         peer="127.0.0.1",
     )

@@ -3,7 +3,8 @@
 OTLP comes as an SDK sends it: the message without its header (a blank in front would continue the record
 before it), a severity, two attributes, the ids of a trace.
 `_bulk` and Loki come as Fluent Bit and Alloy send files of pods: every physical line for itself, headers and
-all. Each record has a time of its own in microseconds, so an equal body is the same request."""
+all, with their User-Agent. rsyslog and winston-loki have none, and the intake gives each of their records an
+identity. Each record has a time of its own in microseconds, so an equal body is the same request."""
 
 import gzip
 from collections.abc import Callable, Iterable, Sequence
@@ -81,7 +82,8 @@ def lines_in(records: Iterable[Record]) -> int:
 class Protocol:
     """How requests of a protocol are made.
 
-    `several`: whether one may have several workloads. `counted`: lines of records as the intake has them."""
+    `several`: whether one may have several workloads. `agent`: the client's name for itself, "" for none.
+    `counted`: lines of records as the intake has them."""
 
     name: str
     dialect: str  # of workers/intake/dialects.py
@@ -89,11 +91,14 @@ class Protocol:
     content_type: str
     encode: Callable[[Sequence[Part]], bytes]
     several: bool = True
+    agent: str = ""
     gzip: bool = False
     counted: Callable[[Sequence[Record]], int] = lines_in
 
     def request(self, parts: Sequence[Part], *, due: float = 0.0) -> Request:
         body, headers = self.encode(parts), {"Content-Type": self.content_type}
+        if self.agent:
+            headers["User-Agent"] = self.agent
         if self.gzip:
             body = gzip.compress(body, 6)
             headers["Content-Encoding"] = "gzip"
@@ -248,10 +253,20 @@ _OTLP: Final = Protocol(
     counted=len,  # the raw text of a record is JSON, a line
 )
 _BULK: Final = Protocol(
-    name="bulk", dialect="bulk", path="/_bulk", content_type="application/x-ndjson", encode=_bulk
+    name="bulk",
+    dialect="bulk",
+    path="/_bulk",
+    content_type="application/x-ndjson",
+    encode=_bulk,
+    agent="Fluent-Bit",
 )
 _LOKI: Final = Protocol(
-    name="loki", dialect="loki", path="/loki/api/v1/push", content_type=JSON, encode=_loki
+    name="loki",
+    dialect="loki",
+    path="/loki/api/v1/push",
+    content_type=JSON,
+    encode=_loki,
+    agent="Alloy/v1.11.0 (linux)",
 )
 _LINES: Final = Protocol(
     name="ndjson", dialect="lines", path="/api/v1/lines", content_type="application/x-ndjson", encode=_ndjson
@@ -264,7 +279,9 @@ PROTOCOLS: Final = {
         _LOKI,
         replace(_OTLP, name="otlp_gzip", gzip=True),
         replace(_BULK, name="bulk_gzip", gzip=True),
+        replace(_BULK, name="bulk_rsyslog", agent=""),
         replace(_OTLP, name="otlp_json", content_type=JSON, encode=_otlp_json),
+        replace(_LOKI, name="loki_winston", agent=""),
         replace(_LOKI, name="loki_protobuf", content_type="application/x-protobuf", encode=_loki_protobuf),
         _LINES,
         replace(_LINES, name="text", content_type="text/plain", encode=_text, several=False),

@@ -93,7 +93,8 @@ class Keys:
         "requests that the intake has taken in, and since when under ``",
         "ledger/accept_many.lua rotates young to old, after 10 minutes or 200,000; TTL 20 minutes")
     intake_records = KeyFamily("young, :old", "set of identities",
-        "records that the intake has taken in and that may come again with others", "as intake, together with it")
+        "records that the intake has taken in and that may come again with others",
+        "as intake, together with it; TTL 20 minutes from the last one")
     sender_keys = Key("hash name -> JSON", "keys of senders and of people who ask: digest, scopes, workloads (service/access/keys.py)",
         "1,000; `logweir keys revoke`")
     console_link = KeyFamily("<digest>", "string", "a link to the console, good once (service/access/console_sessions.py)",

@@ -34,6 +34,15 @@ def test_the_intake_reads_every_line_of_a_request_under_its_workload(name: str) 
     assert decode_us_per_line(protocol, [request]) > 0
 
 
+def test_only_clients_without_a_name_may_send_a_record_again_with_others() -> None:
+    apart = {}
+    for name, protocol in PROTOCOLS.items():
+        request = protocol.plain.request([Part("cart", RECORDS, AT_US)])
+        decoded = DIALECTS[protocol.dialect].decode(request.body, hints_of(protocol, request))
+        apart[name] = bool(decoded.apart)
+    assert {name for name, found in apart.items() if found} == {"bulk_rsyslog", "loki_winston"}
+
+
 def test_requests_of_a_heap_hold_all_records_in_as_many_workloads() -> None:
     sources = {LARGEST: RECORDS * 40, "small": RECORDS * 3}
     requests = heap(PROTOCOLS["text"], sources, lines=6, workloads=5, now=AT_US / 1e6)
