@@ -19,7 +19,15 @@ import polars as pl
 
 from pipeline.errors import BadSetting
 from pipeline.records.columns import FEW_ROWS
-from pipeline.watching.sessions.shapes_of_ids import BETWEEN_COMMAS, SHAPES, UUID, VERSIONED, W3C, IdShapes
+from pipeline.watching.sessions.shapes_of_ids import (
+    BETWEEN_COMMAS,
+    SHAPES,
+    UUID,
+    UUID_BYTES,
+    VERSIONED,
+    W3C,
+    IdShapes,
+)
 from pipeline.watching.sessions.shipped_ids import SPAN, TRACE, ShippedIds
 
 MAX_KEY: Final = 80  # characters
@@ -288,10 +296,10 @@ def _listed(text: pl.Series, found: dict[str, pl.Series]) -> pl.Series:
         return pl.Series([None], dtype=_LISTS).new_from_index(0, len(text))
     names = [name for name in KINDS if name in found]
     frame = pl.DataFrame([found[name].alias(name) for name in names])
-    # A UUID that stands in another key is no key of its own. It has dashes.
-    dashed = [name for name in names if name != "uuid" and found[name].str.contains("-", literal=True).any()]
-    if "uuid" in found and dashed:
-        others = [pl.col(name).str.contains(pl.col("uuid"), literal=True) for name in dashed]
+    # A UUID that stands in another key is no key of its own.
+    holding = [name for name in names if name != "uuid" and _may_hold_uuids(found[name])]
+    if "uuid" in found and holding:
+        others = [pl.col(name).str.contains(pl.col("uuid"), literal=True) for name in holding]
         alone = ~pl.any_horizontal(others).fill_null(value=False)
         frame = frame.with_columns(pl.when(alone).then(pl.col("uuid")).alias("uuid"))
     # All lists are as long as each other: an array takes a quarter of the time of lists.
@@ -300,14 +308,25 @@ def _listed(text: pl.Series, found: dict[str, pl.Series]) -> pl.Series:
     )
     if "block" not in found:
         return lists
-    several = text.str.count_matches("blk_", literal=True).fill_null(0) > 1
+    rows = found["block"].is_not_null().arg_true()
+    texts = text.gather(rows)
+    several = texts.str.count_matches("blk_", literal=True) > 1
     if not several.any():
         return lists
-    blocks = pl.Series("block", map(_further_blocks, text.filter(several).to_list()), dtype=_LISTS)
-    parts = pl.DataFrame({"row": several.arg_true(), "first": lists.filter(several), "more": blocks})
-    longer = parts.select("row", pl.concat_list("first", "more").alias("keys"))
-    plain = pl.DataFrame({"row": (~several).arg_true(), "keys": lists.filter(~several)})
-    return pl.concat([plain, longer]).sort("row")["keys"]
+    rows, texts = rows.filter(several), texts.filter(several)
+    blocks = pl.Series("block", map(_further_blocks, texts.to_list()), dtype=_LISTS)
+    longer = pl.DataFrame([lists.gather(rows).alias("first"), blocks]).select(
+        pl.concat_list("first", "block")
+    )
+    which = np.arange(len(text))
+    which[rows.to_numpy()] = len(text) + np.arange(rows.len())
+    return pl.concat([lists, longer.to_series().alias(lists.name)])[which]
+
+
+def _may_hold_uuids(keys: pl.Series) -> bool:
+    """Whether some key is as long as a UUID, and some has a dash."""
+    longest = int(keys.str.len_bytes().max() or 0)  # type: ignore[arg-type] # of numbers
+    return longest >= UUID_BYTES and keys.str.contains("-", literal=True).any()
 
 
 def _entry(name: str) -> pl.Expr:

@@ -22,8 +22,8 @@ VERSIONED: Final = "-[0-9a-fA-F]{4}-[1-7][0-9a-fA-F]{3}-[89abAB]"
 SHAPES: Final = (W3C, BETWEEN_COMMAS, VERSIONED)
 _DASH, _COMMA, _BRACKET, _ZERO, _NEWLINE = b"-,]0\n"
 _BLOCK: Final = 1 << 17  # bytes that stay in the cache of a core
-_UUID_BYTES: Final = 36
-_REACH: Final = _UUID_BYTES - 1  # of the longest shape, behind its first byte
+UUID_BYTES: Final = 36
+_REACH: Final = UUID_BYTES - 1  # of the longest shape, behind its first byte
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -43,7 +43,7 @@ _DASHES_OF_UUID: Final = (8, 13, 18, 23)
 # 1 for a hexadecimal digit, 2 for a dash; a UUID has these four at a time.
 _KIND: Final = _ANY_CASE.astype(np.uint8) + 2 * _table(b"-").astype(np.uint8)
 _KINDS_OF_UUID: Final = np.array(
-    [2 if place in _DASHES_OF_UUID else 1 for place in range(_UUID_BYTES)], dtype=np.uint8
+    [2 if place in _DASHES_OF_UUID else 1 for place in range(UUID_BYTES)], dtype=np.uint8
 ).view(np.uint32)
 
 
@@ -73,11 +73,11 @@ class IdShapes:
         wanted."""
         begins = self._dashes[(self._dashes >= _DASHES_OF_UUID[0])] - _DASHES_OF_UUID[0]
         begins = begins[self._data[begins + _DASHES_OF_UUID[-1]] == _DASH]
-        texts = sliding_window_view(self._data, _UUID_BYTES)[begins]
+        texts = sliding_window_view(self._data, UUID_BYTES)[begins]
         is_uuid = (np.take(_KIND, texts).view(np.uint32) == _KINDS_OF_UUID).all(axis=1)
         rows, texts = self._row_of(begins[is_uuid]), texts[is_uuid]
         first = np.diff(rows, prepend=-1) > 0
-        found = pl.Series("uuid", texts[first].view(f"S{_UUID_BYTES}").ravel(), dtype=pl.Binary)
+        found = pl.Series("uuid", texts[first].view(f"S{UUID_BYTES}").ravel(), dtype=pl.Binary)
         return rows[first], found.cast(pl.String)
 
     def _separators(self, shape: str) -> Ints:
