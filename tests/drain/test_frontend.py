@@ -161,6 +161,7 @@ def shapes_looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return run_on_shapes(steps, lines)  # type: ignore[arg-type]
 
     monkeypatch.setattr(masking, "run_on_shapes", watched)
+    monkeypatch.setattr(masking, "_MANY_LINES", 800)
     return looked_at
 
 
