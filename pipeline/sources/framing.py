@@ -18,7 +18,7 @@ from pipeline.records.declared import DETECTED, FormatChoice
 from pipeline.records.schema import RAW_SCHEMA
 from pipeline.sources.formats import BLOCKS, TIMED, VAGUE, detect, head_mask
 from pipeline.sources.formats_delimited import is_layout, read_layout, within_quotes
-from pipeline.sources.wrappers import OWNED, inner_lines, owners
+from pipeline.sources.wrappers import OWNED, behind_prefixes, inner_lines, owners, uncoloured
 
 MAX_RECORD_BYTES: Final = 65536
 # Enough to tell the format of a file that opens with a banner.
@@ -335,19 +335,36 @@ class Framer:
         return frame.with_columns(marks, marks.cast(pl.UInt32).cum_sum().alias("group"))
 
 
-def are_records(lines: pl.Series, formats: tuple[str, ...]) -> pl.Series:
+def are_records(lines: pl.Series, formats: tuple[str, ...]) -> "np.ndarray[tuple[int], np.dtype[np.bool]]":
     """True for lines that are a record each, by the formats of earlier lines of their source.
 
     False also where it takes a closer look: a line may have a format that the earlier ones had not."""
-    if _takes_a_look(formats):
-        return pl.repeat(False, lines.len(), dtype=pl.Boolean, eager=True)
-    short = lines.str.len_bytes() <= MAX_RECORD_BYTES
+    return are_records_each(lines, [formats], np.zeros(lines.len(), dtype=np.intp))
+
+
+def are_records_each(
+    lines: pl.Series, formats: Sequence[tuple[str, ...]], which: "np.ndarray[tuple[int], np.dtype[np.intp]]"
+) -> "np.ndarray[tuple[int], np.dtype[np.bool]]":
+    """`are_records` of lines of several sources: `which` tells the place of the formats of each."""
+    found = np.zeros(lines.len(), dtype=np.bool)
+    is_short = lines.str.len_bytes() <= MAX_RECORD_BYTES
+    likely = (is_short & ~lines.str.starts_with(_DOCKER_BEGIN)).to_numpy()
+    plain = uncoloured(lines)
+    for number, names in enumerate(formats):
+        rows = np.flatnonzero(likely & (which == number))
+        if not rows.size or _takes_a_look(names):
+            continue
+        some, inner = (lines, plain) if rows.size == lines.len() else (lines.gather(rows), plain.gather(rows))
+        found[rows] = _have_heads(some, behind_prefixes(inner, names), names).to_numpy()
+    return found
+
+
+def _have_heads(lines: pl.Series, inner: pl.Series, formats: tuple[str, ...]) -> pl.Series:
+    """True for lines that begin with a header of one of these formats, and may have no other one."""
     if not formats:
-        return short & ~lines.str.contains(_MAY_HAVE_A_FORMAT)
-    if set(formats) <= VAGUE:
-        short &= ~lines.str.contains(_MAY_BE_TIMED)
-    short &= ~lines.str.starts_with(_DOCKER_BEGIN)
-    return short & head_mask(inner_lines(lines, formats), formats)
+        return ~lines.str.contains(_MAY_HAVE_A_FORMAT)
+    heads = head_mask(inner, formats)
+    return heads & ~lines.str.contains(_MAY_BE_TIMED) if set(formats) <= VAGUE else heads
 
 
 def are_read_as_documents(formats: tuple[str, ...]) -> bool:

@@ -1,7 +1,7 @@
 """Pushed lines and records to the columns of RAW_SCHEMA, framed as in a file."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final
@@ -11,11 +11,17 @@ import polars as pl
 from cachetools import LRUCache
 from msgspec.structs import replace
 
-from pipeline.records.columns import Parts, any_of_each, gathered, nulls_of
+from pipeline.records.columns import Parts, any_of_each, gathered, nulls_of, numbers_of
 from pipeline.records.pushed import Pushed, PushedLines, PushedRecords, joined_records
 from pipeline.records.schema import RAW_SCHEMA, UTC_US, with_missing_columns
 from pipeline.sources.formats import detect
-from pipeline.sources.framing import DOCUMENTS, Framer, are_read_as_documents, are_records
+from pipeline.sources.framing import (
+    DOCUMENTS,
+    Framer,
+    are_read_as_documents,
+    are_records,
+    are_records_each,
+)
 
 # How long, and for how many batches, the formats that one batch told are those of its workload. Twice as long
 # whenever another batch tells the same ones: a look takes some milliseconds, and workloads are many.
@@ -154,39 +160,32 @@ def _fitting(texts: Parts[pl.DataFrame], expected: Sequence[tuple[str, ...] | No
     """Whether each unparsed record of a part is plainly one of the part's expected formats. `texts`: columns
     `raw` and `message`."""
     fit = [formats is not None for formats in expected]
-    if not texts.whole["message"].null_count():
+    if not any(fit) or not texts.whole["message"].null_count():
         return fit
-    of_documents: list[int] = []
-    by_formats: dict[tuple[str, ...], list[int]] = {}
-    for number, formats in enumerate(expected):
-        if formats is not None:
-            by_formats.setdefault(formats, []).append(number)
-    for formats, numbers in by_formats.items():
-        if are_read_as_documents(formats):
-            of_documents += numbers
     # The objects of a collector are alike, whatever lines they hold.
-    documents = set(_fitting_ones(texts, sorted(of_documents), DOCUMENTS))
-    for formats, numbers in by_formats.items():
-        left = [number for number in numbers if number not in documents]
-        fitting = set(_fitting_ones(texts, left, formats))
-        for number in left:
-            fit[number] = number in fitting
-    return fit
+    likely = [DOCUMENTS if formats and are_read_as_documents(formats) else formats for formats in expected]
+    misfits = _misfits(texts, likely)
+    again = [
+        number
+        for number, (first, formats) in enumerate(zip(likely, expected, strict=True))
+        if misfits[number] and first != formats
+    ]
+    if again:
+        others = _misfits(texts.chosen(again), [expected[number] for number in again])
+        for number, misfit in zip(again, others, strict=True):
+            misfits[number] = misfit
+    return [known and not misfit for known, misfit in zip(fit, misfits, strict=True)]
 
 
-def _fitting_ones(
-    texts: Parts[pl.DataFrame], numbers: Sequence[int], formats: tuple[str, ...]
-) -> Iterator[int]:
-    """The numbers of the parts whose unparsed records are plainly of these formats."""
-    if not numbers:
-        return
-    chosen = texts.chosen(numbers)
-    some = chosen.whole
-    unlike = nulls_of(some["message"]) & ~are_records(some["raw"], formats).to_numpy()
-    misfits = any_of_each(unlike, chosen.heights)
-    for number, misfit in zip(numbers, misfits, strict=True):
-        if not misfit:
-            yield number
+def _misfits(texts: Parts[pl.DataFrame], formats: Sequence[tuple[str, ...] | None]) -> list[bool]:
+    """Whether some unparsed record of each part is not plainly of the part's formats; true without any."""
+    places = {
+        names: place
+        for place, names in enumerate(dict.fromkeys(names for names in formats if names is not None))
+    }
+    of_parts = np.array([-1 if names is None else places[names] for names in formats], dtype=np.intp)
+    fitting = are_records_each(texts.whole["raw"], list(places), of_parts[numbers_of(texts.heights)])
+    return any_of_each(nulls_of(texts.whole["message"]) & ~fitting, texts.heights)
 
 
 def framed_alike(batches: Sequence[PushedLines], formats: tuple[str, ...]) -> list[pl.DataFrame | None]:
@@ -196,7 +195,7 @@ def framed_alike(batches: Sequence[PushedLines], formats: tuple[str, ...]) -> li
     lines = pl.Series("raw", "\n".join(batch.text for batch in batches).split("\n"), dtype=pl.String)
     counts = np.array([batch.text.count("\n") + 1 for batch in batches])
     starts = np.cumsum(counts) - counts
-    fits_all = np.logical_and.reduceat(are_records(lines, formats).to_numpy(), starts)
+    fits_all = np.logical_and.reduceat(are_records(lines, formats), starts)
     number = np.arange(lines.len()) - np.repeat(starts, counts) + 1
     rows = pl.DataFrame(
         {

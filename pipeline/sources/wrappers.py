@@ -98,7 +98,11 @@ def owners(raw: pl.Series, name: str) -> pl.Series:
 
 def inner_lines(raw: pl.Series, formats: tuple[str, ...]) -> pl.Series:
     """Physical lines without colours and wrappers, exact enough for `formats.head_mask`."""
-    inner = uncoloured(raw)
+    return behind_prefixes(uncoloured(raw), formats)
+
+
+def behind_prefixes(inner: pl.Series, formats: tuple[str, ...]) -> pl.Series:
+    """Physical lines that have no colours, without their wrappers."""
     for name in WRAPPERS:
         if name not in formats or name == "envelope":  # a line of an envelope is a record, whatever is inside
             continue

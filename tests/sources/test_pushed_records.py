@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -11,6 +12,7 @@ from pipeline.records.batch import Purpose
 from pipeline.records.delivery import Meta
 from pipeline.records.pushed import PushedRecords
 from pipeline.sources import formats, pushed
+from pipeline.sources.framing import are_records, are_records_each
 from pipeline.sources.pushed import KnownFormats, framed, framed_by_workload
 
 META = Meta(source="push", source_key="0" * 16, purpose=Purpose.SCORE, arrived=datetime(2026, 11, 25, tzinfo=UTC),
@@ -113,6 +115,38 @@ def test_batches_framed_together_have_the_rows_that_each_would_have_alone() -> N
             rows = pl.concat([rows for place, _, rows, _ in found if place == number])
             assert rows.equals(expected.records.whole), number
     assert framed_by_workload([batches[2][0]], alone, ["b"]).records.whole["line"].to_list() == [7, 9]
+
+
+def test_lines_of_several_sources_are_records_as_those_of_each_alone() -> None:
+    lines = [
+        "2026-11-25 10:00:00 INFO started",
+        "\x1b[31mERROR\x1b[0m no paper",
+        "ERROR at 10:00 no paper",
+        "nothing known",
+        "Caused by: x",
+        '{"log":"a","stream":"stdout"}',
+        '{"level":"info","msg":"a"}',
+        "till-1  | 2026-11-25 10:00:00 INFO started",
+        "x" * 70_000,
+        "",
+    ]
+    several = [
+        ("iso",),
+        ("level",),
+        (),
+        ("json",),
+        ("envelope",),
+        ("compose", "iso"),
+        ("docker",),
+        ("iso", "json"),
+    ]
+    which = np.arange(len(lines) * len(several)) % len(several)
+    every = pl.Series("raw", [line for line in lines for _ in several])
+    found = are_records_each(every, several, which)
+    for number, formats_of_source in enumerate(several):
+        alone = [are_records(pl.Series("raw", [line]), formats_of_source).item() for line in lines]
+        assert found[which == number].tolist() == alone, formats_of_source
+    assert found.any() and not found.all()
 
 
 def test_no_formats_are_looked_for_in_records_that_have_their_messages(
