@@ -21,7 +21,14 @@ from opentelemetry.proto.resource.v1 import resource_pb2
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
 from pipeline.sources.protocols.json_text import read_body
 from pipeline.sources.protocols.nested_fields import check_nested
-from pipeline.sources.protocols.otlp_records import Collected, Entry, ResourceFacts
+from pipeline.sources.protocols.otlp_records import (
+    RESERVED,
+    Collected,
+    Entry,
+    ResourceFacts,
+    StatedRecords,
+    stated_fields,
+)
 
 _NOUN: Final = "the OTLP request"
 _RECORDS: Final = (1, 2, 2)  # resource_logs, scope_logs, log_records
@@ -44,7 +51,43 @@ def decode_protobuf(body: bytes, hints: Hints) -> Decoded:
 
 
 def decode_message(message: ExportLogsServiceRequest, hints: Hints) -> Decoded:
-    """A request that is parsed already, as gRPC hands it over."""
+    """A request that is parsed already."""
+    return _of_stated(message, hints) or _of_any(message, hints)
+
+
+def _of_stated(message: ExportLogsServiceRequest, hints: Hints) -> Decoded | None:
+    """None unless every record has a severity, as those of an SDK have. Values are read while they are in the
+    caches of the processor."""
+    collected, stated = Collected(hints), StatedRecords()
+    add, add_time = stated.add, stated.nanos.append
+    for resource_logs in message.resource_logs:
+        origin = collected.origin(_facts(resource_logs.resource))
+        for scope_logs in resource_logs.scope_logs:
+            records = scope_logs.log_records
+            collected.expect(len(records))
+            if records:
+                stated.origins.append((origin, scope_logs.scope.name, len(records)))
+            for record in records:
+                number, severity = record.severity_number, record.severity_text
+                if not number and not severity:
+                    return None
+                body, event = record.body, record.event_name
+                value = body.string_value or _value(body)
+                fields = stated_fields(value, severity or number, event)
+                for pair in _bounded(record.attributes):
+                    key, held = pair.key, pair.value
+                    name = key if key not in RESERVED else f"attributes.{key}"
+                    fields[name] = held.string_value or _value(held)
+                if trace := record.trace_id:
+                    fields["trace_id"] = trace.hex()
+                if span := record.span_id:
+                    fields["span_id"] = span.hex()
+                add(value, severity, number, event, fields)
+                add_time(record.time_unix_nano or record.observed_time_unix_nano)
+    return stated.decoded()
+
+
+def _of_any(message: ExportLogsServiceRequest, hints: Hints) -> Decoded:
     collected = Collected(hints)
     add = collected.entries.append
     for resource_logs in message.resource_logs:

@@ -26,7 +26,7 @@ _NUMBERS: Final = len(_OF_NUMBER)
 _MESSAGE_KEYS: Final = ("message", "msg", "log", "event")
 _STACK: Final = "exception.stacktrace"
 # Names that the raw text gives to fields of the record itself.
-_RESERVED: Final = frozenset({"body", "severity", "event_name", "trace_id", "span_id"})
+RESERVED: Final = frozenset({"body", "severity", "event_name", "trace_id", "span_id"})
 _Column = list[str | None] | None
 _PLACES: Final = ("log.file.path", "log.iostream", "container.id")  # attributes that part streams
 
@@ -85,6 +85,7 @@ class Collected:
     hints: Hints
     entries: list[Entry] = field(default_factory=list)
     _origins: int = 0
+    _expected: int = 0
 
     def origin(self, facts: ResourceFacts) -> Origin:
         """Of one more resource. Raises Undecodable for too many."""
@@ -100,7 +101,8 @@ class Collected:
 
     def expect(self, records: int) -> None:
         """Raises Undecodable where so many records more would be too many."""
-        check_count(len(self.entries) + records)
+        self._expected += records
+        check_count(self._expected)
 
     def decoded(self) -> Decoded:
         """All records, stack traces joined."""
@@ -125,10 +127,7 @@ class Collected:
             messages.append(message)
             raws.append(raw)
             number = entry.number
-            levels.append(
-                (_OF_NUMBER[number] if 0 < number < _NUMBERS else None)
-                or (level_of(entry.severity) if entry.severity else None)
-            )
+            levels.append(level_stated(number, entry.severity))
         hosts, processes, services, names = self._of_origins(entries)
         return Decoded(
             records=PushedRecords(
@@ -164,6 +163,55 @@ class Collected:
         )
 
 
+@dataclass(slots=True)
+class StatedRecords:
+    """The columns of a request whose records all have a severity: none is a line or a part of a stack trace.
+
+    Equal to those of `Collected`, which keeps each record until all are there."""
+
+    messages: list[str | None] = field(default_factory=list)
+    raws: list[str | None] = field(default_factory=list)
+    levels: list[str | None] = field(default_factory=list)
+    nanos: list[int | str | None] = field(default_factory=list)
+    origins: list[tuple[Origin, str, int]] = field(default_factory=list)  # resource, scope, number of records
+
+    def add(self, body: Any, severity: str, number: int, event: str, fields: dict[str, Any]) -> None:
+        """`fields`: as of `stated_fields`, with attributes, trace and span."""
+        message, raw = _message_and_json(body, event, fields)
+        self.messages.append(message)
+        self.raws.append(raw)
+        self.levels.append(level_stated(number, severity))
+
+    def decoded(self) -> Decoded:
+        times = [client_times.of_nanoseconds(nanos) for nanos in self.nanos]
+
+        def spread(values: Sequence[str | None]) -> _Column:
+            """The value of each run of records, for each record."""
+            if not any(values):
+                return None
+            return [value for value, (*_, n) in zip(values, self.origins, strict=True) for _ in range(n)]
+
+        return Decoded(
+            records=PushedRecords(
+                self.messages,
+                timestamps=column_of(times),
+                levels=column_of(self.levels),
+                hosts=spread([origin.host for origin, *_ in self.origins]),
+                processes=spread([origin.process for origin, *_ in self.origins]),
+                services=spread([origin.service or scope or None for origin, scope, _ in self.origins]),
+                raws=column_of(self.raws),
+                workloads=[origin.workload for origin, _, n in self.origins for _ in range(n)],
+            ),
+            distinct=client_times.are_fine(times),
+        )
+
+
+def level_stated(number: int, severity: str) -> str | None:
+    """The level of a severity, by its number first."""
+    by_number = _OF_NUMBER[number] if 0 < number < _NUMBERS else None
+    return by_number or (level_of(severity) if severity else None)
+
+
 def _stream(entry: Entry) -> Hashable:
     places = (text_form(entry.attributes.get(key)) for key in _PLACES)
     return (entry.origin.identity, entry.scope, *places)
@@ -185,22 +233,36 @@ def _line_and_raw(entry: Entry, time: int | None) -> tuple[None, str]:
 def _message_and_raw(entry: Entry) -> tuple[str, str | None]:
     """The raw text is None where it is the message."""
     _, _, _, number, severity, body, attributes, trace, span, event = entry
-    text = body if isinstance(body, str) else _text_of_body(body) or event
-    message = text.rstrip("\r\n")
-    if _STACK in attributes:
-        stack = attributes[_STACK]
-        if isinstance(stack, str) and stack and stack not in message:
-            message = f"{message}\n{stack.rstrip()}" if message else stack.rstrip()
     stated = severity or number
     if not (attributes or trace or span or stated or event):
+        text = body if isinstance(body, str) else _text_of_body(body)
+        message = text.rstrip("\r\n")
         raw = text if isinstance(body, str) or body is None else json_of(body)
         return message, None if raw == message else raw
+    return _message_and_json(
+        body, event, _with_fields(stated_fields(body, stated, event), attributes, trace, span)
+    )
+
+
+def stated_fields(body: Any, stated: str | int, event: str) -> dict[str, Any]:
+    """What the raw text of a record begins with."""
     fields: dict[str, Any] = {} if body is None else {"body": body}
     if stated:
         fields["severity"] = stated
     if event:
         fields["event_name"] = event
-    raw = json_of(_with_fields(fields, attributes, trace, span))
+    return fields
+
+
+def _message_and_json(body: Any, event: str, fields: Mapping[str, Any]) -> tuple[str, str]:
+    """`fields`: all that the record says."""
+    text = body if isinstance(body, str) else _text_of_body(body) or event
+    message = text.rstrip("\r\n")
+    if _STACK in fields:
+        stack = fields[_STACK]
+        if isinstance(stack, str) and stack and stack not in message:
+            message = f"{message}\n{stack.rstrip()}" if message else stack.rstrip()
+    raw = json_of(fields)
     return message or (raw if body is None else ""), raw
 
 
@@ -208,10 +270,10 @@ def _with_fields(
     fields: dict[str, Any], attributes: Mapping[str, Any], trace: str, span: str
 ) -> dict[str, Any]:
     """And attributes, trace and span."""
-    if _RESERVED.isdisjoint(attributes):
+    if RESERVED.isdisjoint(attributes):
         fields.update(attributes)
     else:
-        fields |= {f"attributes.{k}" if k in _RESERVED else k: value for k, value in attributes.items()}
+        fields |= {f"attributes.{k}" if k in RESERVED else k: value for k, value in attributes.items()}
     if trace:
         fields["trace_id"] = trace
     if span:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 from google.protobuf.json_format import MessageToDict
+from hypothesis import given
+from hypothesis import strategies as st
 from opentelemetry._logs import LogRecord, SeverityNumber
 from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -16,6 +18,7 @@ from opentelemetry.sdk.resources import Resource
 
 from bench._fuzz_requests import NANOS, checked, otlp_request
 from pipeline.records.levels import LEVELS
+from pipeline.sources.protocols import otlp
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
 from pipeline.sources.protocols.otlp import _facts_of, decode_json, decode_message, decode_protobuf
 
@@ -92,6 +95,64 @@ def test_both_encodings_of_a_request_are_the_same_records() -> None:
     of_protobuf = checked(decode_protobuf(request.SerializeToString(), Hints()))
     assert decode_json(json.dumps(message).encode(), Hints()) == of_protobuf
     assert '"trace_id":"0102030405060708090a0b0c0d0e0f10"' in of_protobuf.records.texts[0]
+
+
+# Of records: a severity, its text, body, event, key and value of attributes, whether it has a trace.
+values = st.sampled_from(["", "a", "a\n", "\u00e9", 0, 7, 0.5, True, ["x"], None, b"\x00"])
+stated_ones = st.tuples(
+    st.sampled_from([0, 9, 17, 30]),
+    st.sampled_from(["", "INFO", "whatever"]),
+    values,
+    st.sampled_from(["", "paid"]),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["k", "body", "attributes.body", "trace_id", "exception.stacktrace", ""]), values
+        ),
+        max_size=4,
+    ),
+    st.booleans(),
+)
+
+
+def filled(target: common_pb2.AnyValue, value: object) -> None:
+    match value:
+        case bool():
+            target.bool_value = value
+        case str():
+            target.string_value = value
+        case int():
+            target.int_value = value
+        case float():
+            target.double_value = value
+        case bytes():
+            target.bytes_value = value
+        case list():
+            for item in value:
+                filled(target.array_value.values.add(), item)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["", "cart"]), st.lists(stated_ones, max_size=3)), max_size=4))
+def test_records_that_all_have_a_severity_are_read_as_any_others(
+    resources: list[tuple[str, list[Any]]],
+) -> None:
+    request = ExportLogsServiceRequest()
+    for service, records in resources:
+        found = request.resource_logs.add()
+        if service:
+            found.resource.attributes.add(key="service.name").value.string_value = service
+        logs = found.scope_logs.add()
+        logs.scope.name = "" if service else "scope"
+        for number, severity, body, event, attributes, traced in records:
+            one = logs.log_records.add(severity_number=number, severity_text=severity, event_name=event)
+            filled(one.body, body)
+            for key, value in attributes:
+                filled(one.attributes.add(key=key).value, value)
+            if traced:
+                one.trace_id, one.span_id, one.time_unix_nano = b"t" * 16, b"s" * 8, NANOS
+    stated = otlp._of_stated(request, Hints())
+    complete = all(number or severity for _, records in resources for number, severity, *_ in records)
+    assert (stated is None) is not complete
+    assert checked(decode_message(request, Hints())) == otlp._of_any(request, Hints())
 
 
 def test_a_body_without_a_severity_is_a_line_that_stage_ingest_parses() -> None:
