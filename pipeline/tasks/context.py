@@ -93,6 +93,9 @@ class Context:
         """End this process, because no call ends a thread that hangs."""
         os._exit(code)
 
+    def go_on(self) -> None:
+        """Raises Cancelled where this process ends and a training in it is not to be waited for."""
+
     @functools.cached_property
     def owner(self) -> str:
         """The holder in claims and leases. Containers may share host and pid: the random suffix tells them

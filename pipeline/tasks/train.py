@@ -114,6 +114,7 @@ def _train(context: Context, renewal: HeldLease, status: Status, request: Traini
         for shown in _steps(context, renewal, status, request):
             status = shown
             if not status.ended:
+                context.go_on()
                 with suppress(RedisUnavailable):  # a Redis away for a moment must not cost the training
                     context.trainings.show(status, renewal.lease)
     except Cancelled as exc:

@@ -13,7 +13,7 @@ from typing import Final
 
 import redis
 
-from pipeline.errors import BadInput, RedisUnavailable, StackFailed
+from pipeline.errors import BadInput, Cancelled, RedisUnavailable, StackFailed
 from pipeline.ledger.ledger import Ledger
 from pipeline.logs import logger
 from pipeline.messages.routing import QUEUE_INGEST, QUEUE_STORE
@@ -162,7 +162,7 @@ class OneProcess(Stack):
 
     def _work(self, submit: LocalSubmit) -> None:
         try:
-            context = _LocalContext(self.settings, submit, self._failed)
+            context = _LocalContext(self.settings, submit, self._failed, self._stopping)
             self._loop(context, submit)
         except BaseException as exc:  # noqa: BLE001 - panics of Polars are no Exceptions; check() reports it
             if not self._stopping.is_set():
@@ -193,11 +193,21 @@ class _LocalContext(Context):
     """The parts of the thread. A step that hangs ends the run, not the process."""
 
     def __init__(
-        self, settings: Settings, submit: LocalSubmit, failed: Callable[[BaseException], None]
+        self,
+        settings: Settings,
+        submit: LocalSubmit,
+        failed: Callable[[BaseException], None],
+        stopping: threading.Event,
     ) -> None:
         super().__init__(None, settings, WorkerProfile(part=ModelPart.NETWORK))
         self.submit = submit
-        self._failed = failed
+        self._failed, self._stopping = failed, stopping
+
+    def go_on(self) -> None:
+        """A Redis that refuses writes does not take the word that a training is cancelled, and a process that
+        ends while torch computes in another thread is aborted by the C++ library."""
+        if self._stopping.is_set():
+            raise Cancelled("the run ends")
 
     def end_process(self, code: int) -> None:
         limit_s = self.settings.stack.step_s

@@ -39,6 +39,7 @@ from pipeline.records.query import Query
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.records.verdict import pattern_ids
 from pipeline.records.versions import Live
+from pipeline.redis.connection import connect
 from pipeline.redis.leases import TRAINING, Leases, granted
 from pipeline.service import trainings as training_service
 from pipeline.service.gpu import served_rows
@@ -52,6 +53,7 @@ from pipeline.tasks.context import Context
 from pipeline.tasks.loaded import WorkerProfile
 from pipeline.training import checkpoints, documents, judging, training
 from pipeline.training.judging import Judgement
+from pipeline.workers import one_process
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
 SMALL = TrainConfig(model=ModelConfig(hidden=48, feed_forward=96, layers=1), min_steps=120, max_steps=120)
@@ -442,6 +444,29 @@ def test_a_cancelled_training_ends_at_its_next_step_and_publishes_nothing(
         note = context.registry.note(version)
         assert note is not None and note.state == "candidate"
     assert bool(context.registry.versions()) == (state in (TrainingState.JUDGING, TrainingState.PUBLISHING))
+
+
+def test_a_run_that_ends_stops_its_training_though_redis_takes_no_word_of_it(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk. A process that ends while torch computes in another thread is aborted."""
+    monkeypatch.setattr(trainer, "TrainConfig", lambda: replace(SMALL, min_steps=10**6, max_steps=10**6))
+    stopping = threading.Event()
+    submit = one_process.LocalSubmit(connect(settings), settings)
+    context = one_process._LocalContext(settings, submit, lambda _: None, stopping)
+    context.leases.clear_quarantine()
+    store(context)
+    request_id = asked(context)
+
+    def show(status: Status, _lease: object) -> None:
+        if status.state is TrainingState.TRAINING:
+            stopping.set()
+        raise RedisUnavailable("Redis refuses writes")
+
+    monkeypatch.setattr(context.trainings, "show", show)
+    task.run(context)
+    status = context.trainings.status(request_id)
+    assert (status.state, status.reason) == (TrainingState.CANCELLED, "the run ends")
 
 
 @pytest.mark.parametrize("state", STAGES)
