@@ -224,10 +224,8 @@ class Producer:
                 batches, requests, skip=skip, dead=dead, backfill=backfill, step=step
             )
         if isinstance(answer, Accepted) and not answer.duplicate:
-            # As below, the sweeper wakes a worker for batches without a message.
-            with suppress(Exception):
-                woken = [one for one in batches if one.batch_id not in skip and one.batch_id not in dead]
-                self.submit.wake_new(woken, backfill=backfill)
+            waiting = [one for one in batches if one.batch_id not in skip and one.batch_id not in dead]
+            self.submit.wake_new(waiting, backfill=backfill)
         return answer
 
     def _wake(self, batch: Batch, *, backfill: bool) -> None:

@@ -1,6 +1,8 @@
 """The only sender of messages. A message is a wake-up with ids; the ledger knows the rest."""
 
+import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import redis
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 # A message that cannot be sent now is not worth waiting for: the sweeper sends what is missing.
 RETRY: Final = {"max_retries": 2, "interval_start": 0.1, "interval_step": 0.2, "interval_max": 0.5}
+RETRY_PAUSES_S: Final = (0.1, 0.3)  # of RETRY
 # Longer names are cut where tasks are shown. Ids are whole: the ledger takes none that is longer.
 NAME_LIMIT: Final = 60
 ID_LIMIT: Final = 512
@@ -108,22 +111,27 @@ class Submit:
         return self._send(STAGE_TASK[stage], queue, args, {"batch": batch_id}, shown)
 
     def wake_new(self, batches: Sequence[Batch], *, backfill: bool = False) -> bool:
-        """As `wake` for each, in stage ingest, by one command. They are in the ledger."""
+        """Wakes stage ingest for these batches of the ledger by one command. False when Redis was not
+        reached."""
         if self.app is None or not batches:
             return False
         task = STAGE_TASK[Stage.INGEST]
-        queue = of_class(stage_queues(Stage.INGEST, self.shards)[0], backfill=backfill)
-        messages = [
-            wake_up_message(
-                task, queue, batch.batch_id, shown_args(batch.batch_id, batch.workload, batch.physical_lines)
-            )
-            for batch in batches
-        ]
         try:
-            with answering():
-                self.client.lpush(self.keys.kombu(queue), *messages)  # kombu's consumers pop on the right
-        except (RedisUnavailable, redis.RedisError) as exc:
-            logger(task=task, batches=len(batches)).warning("message.not_sent", why=str(exc))
+            queue = of_class(stage_queues(Stage.INGEST, self.shards)[0], backfill=backfill)
+            messages = [
+                wake_up_message(
+                    task,
+                    queue,
+                    batch.batch_id,
+                    shown_args(batch.batch_id, batch.workload, batch.physical_lines),
+                )
+                for batch in batches
+            ]
+            self._push(queue, messages)
+        except Exception as exc:  # noqa: BLE001 - the batches are in; the sweeper wakes a worker
+            logger(task=task, batches=len(batches)).warning(
+                "message.not_sent", why=f"{type(exc).__name__}: {exc}"
+            )
             return False
         return True
 
@@ -253,6 +261,18 @@ class Submit:
         # One answer: between two a message could move from what is read later to what was read before.
         raw: list[Any] = self.client.lrange(self.keys.kombu(queue), 0, LOOK_AT_MOST)
         return None if len(raw) > LOOK_AT_MOST else batches_of(raw)
+
+    def _push(self, queue: str, messages: Sequence[bytes]) -> None:
+        """Tries as often as `_send`. A try whose answer was lost leaves each message twice; the second one
+        finds its batch claimed. Raises RedisUnavailable."""
+        key = self.keys.kombu(queue)
+        for pause_s in RETRY_PAUSES_S:
+            with suppress(RedisUnavailable), answering():
+                self.client.lpush(key, *messages)  # kombu's consumers pop on the right
+                return
+            time.sleep(pause_s)
+        with answering():
+            self.client.lpush(key, *messages)
 
     def _send(self, task: str, queue: str, args: list[str], headers: dict[str, str], shown: str) -> bool:
         if self.app is None:

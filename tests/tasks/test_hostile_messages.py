@@ -19,8 +19,10 @@ import psutil
 import pytest
 import redis
 from polling import wait_until
+from structlog.testing import capture_logs
 
 from pipeline.messages import filter as guard
+from pipeline.messages import submit as sending
 from pipeline.messages.app import make_app
 from pipeline.messages.submit import Submit
 from pipeline.producer import Producer
@@ -236,6 +238,57 @@ def test_wake_ups_by_one_command_lie_in_order_in_the_form_that_celery_sees(
             made = guard.wake_up(json.loads(raw), queue)
             assert made == json.loads(raw) and guard.message_ids(made) == [name]
             assert "2 lines" in made["headers"]["argsrepr"]
+
+
+def new_batch() -> Batch:
+    return Batch(
+        batch_id="b", workload="shop", source="intake", source_key="0" * 16, purpose=Purpose.SCORE,
+        arrived=utc_now(), formats=(), zone="UTC", records=PushedRecords(["one"]),
+    )  # fmt: skip
+
+
+class FailingPush:
+    """A client of Redis whose first pushes raise `fault`."""
+
+    def __init__(self, faults: int, fault: Exception) -> None:
+        self.faults, self.fault = faults, fault
+        self.pushed: list[bytes] = []
+
+    def lpush(self, _key: str, *messages: bytes) -> None:
+        if self.faults:
+            self.faults -= 1
+            raise self.fault
+        self.pushed += messages
+
+
+def test_wake_ups_by_one_command_are_tried_again_as_others_are(
+    settings: Settings, client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = Submit(make_app(settings), client, settings)
+    policy = sending.RETRY
+    paused: list[float] = []
+    monkeypatch.setattr(sending.time, "sleep", paused.append)
+    for faults, sent in ((0, True), (2, True), (3, False)):
+        failing = FailingPush(faults, redis.exceptions.ConnectionError("away"))
+        submit.client = failing  # type: ignore[assignment]
+        assert submit.wake_new([new_batch()]) is sent and len(failing.pushed) == sent
+        assert paused == list(sending.RETRY_PAUSES_S[:faults])
+        paused.clear()
+    steps = range(int(policy["max_retries"]))
+    pauses = [policy["interval_start"] + step * policy["interval_step"] for step in steps]
+    assert pauses == pytest.approx(list(sending.RETRY_PAUSES_S))
+
+
+def test_a_failure_of_any_kind_to_wake_by_one_command_is_logged_and_not_raised(
+    settings: Settings, client: "redis.Redis"
+) -> None:
+    submit = Submit(make_app(settings), client, settings)
+    submit.client = FailingPush(9, TypeError("no bytes"))  # type: ignore[assignment]
+    with capture_logs() as logs:
+        assert not submit.wake_new([new_batch()])
+    assert [(one["event"], one["why"], one["batches"]) for one in logs] == [
+        ("message.not_sent", "TypeError: no bytes", 1)
+    ]
 
 
 def test_a_worker_sends_its_own_tasks_to_others_without_its_time_limits(
