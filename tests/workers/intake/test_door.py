@@ -166,7 +166,7 @@ def test_equal_records_are_told_apart_by_their_order_alone() -> None:
     assert len({first, other, second, third}) == 4
     assert named(b"a", b"a", b"b") == (first, second, other) and named(b"a") == (first,)
     assert named(b"a", key="l") != named(b"a") != named(b"a", path="/relp")
-    # Names that an earlier build wrote are known after an update.
+    # The bytes are those of an earlier build's names, which stand in another key and are not read.
     assert second.hex() == digest("record", "k", "/_bulk", "1", b"a", size=16)
     assert first.hex() == digest("record", "k", "/_bulk", "0", b"a", size=16)
 
