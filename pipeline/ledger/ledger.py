@@ -39,7 +39,7 @@ from pipeline.ledger.store import LedgerStore, text
 from pipeline.logs import logger
 from pipeline.records.batch import FRAME_WIRE, digest
 from pipeline.records.delivery import KEEP_DONE_S, Claim, Meta, Stage, WorkloadEnd, half_ids, not_newer
-from pipeline.records.payload import pack_pushed, unpack
+from pipeline.records.payload import MARK_BYTES, pack_pushed, unpack
 from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
 from pipeline.redis.arguments import named_arguments
 from pipeline.settings import Settings
@@ -244,8 +244,10 @@ class Ledger:
         k, bid = self.keys, claim.batch_id
         # A record leaves its batch once, so its place makes an id that no other part has.
         ids = {f"{bid}.{(records.places or [1])[0]}": workload for workload, records in parts.items()}
-        payloads = [pack_pushed(records) for records in parts.values()]
-        stays = b"" if remaining is None else pack_pushed(remaining)
+        # Without the claim it may be another payload or none, and the script changes nothing.
+        source = self.store.ask(self.client.getrange, k.payload(bid), 0, MARK_BYTES - 1)
+        payloads = [pack_pushed(records, source=source) for records in parts.values()]
+        stays = b"" if remaining is None else pack_pushed(remaining, source=source)
         args = SeparateArgs(
             batch_id=bid,
             seq=claim.seq,

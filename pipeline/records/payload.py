@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # Begins a pushed payload; an Arrow stream begins with 0xFF, a file of a build before with ARROW1.
 MAGIC: Final = b"PUSHED\x00"
 DENSE_MAGIC: Final = b"PUSHED\x01"  # by Zstandard
+MARK_BYTES: Final = len(MAGIC)  # of each
 # zlib takes three times as long as Zstandard, for half as many bytes more. A producer in other people's
 # services has only zlib: Zstandard would take 22 MB of their disk.
 _LEVEL: Final = 1  # of both
@@ -65,9 +66,11 @@ def content_of(workload: str, records: Pushed) -> str:
     return digest(workload, _CODEC.pack(records))
 
 
-def pack_pushed(records: Pushed) -> bytes:
-    """The payload of a batch of these records, which every build reads: its entry may be an older one's."""
-    return _compressed(_CODEC.pack(records))
+def pack_pushed(records: Pushed, *, source: bytes) -> bytes:
+    """The payload of some records of a batch, packed as its own is. `source`: that payload, or its first
+    MARK_BYTES. Builds that read the batch read this one too, so the wire version of its entry still holds."""
+    pack = _dense if source.startswith(DENSE_MAGIC) else _compressed
+    return pack(_CODEC.pack(records))
 
 
 def _compressed(data: bytes) -> bytes:
