@@ -205,7 +205,12 @@ class IntakeSettings(Group, frozen=True, rename={"listeners": "intake", "rules":
     ] = None
     time_zone: Annotated[str, says("IANA zone of header times that carry no offset")] = "UTC"
     masks: Annotated[tuple[Path, ...], says("more mask files, applied before the shipped ones")] = ()
-    max_pending_mib: Annotated[int, says("waiting payloads before a pipeline is full", 1, TIB_MIB)] = 256
+    max_pending_mib: Annotated[
+        int,
+        says(
+            "packed payloads that wait before a pipeline is full; work of later stages is extra", 1, TIB_MIB
+        ),
+    ] = 256
     max_dead_mib: Annotated[int, says("payloads of dead letters before a pipeline is full", 1, TIB_MIB)] = 256
 
     def __post_init__(self) -> None:
