@@ -2,7 +2,7 @@
 
 import itertools
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Final, NamedTuple
 
@@ -69,17 +69,30 @@ def _whole_requests(
         if others:
             return None
         by_workload.setdefault(workload, []).append(request)
-    found = [
-        (workload, several)
-        for workload, several in by_workload.items()
-        if sum(request.records.height for request in several) >= OWN_RECORDS or alone(workload)
-    ]
-    own = {workload for workload, _ in found}
-    sharing = [request for request in requests if (request.records.workloads or (UNKNOWN,))[0] not in own]
-    if sharing:
-        names = by_workload.keys() - own
-        found.append((SEVERAL if len(names) > 1 else names.pop(), sharing))
+    large, rest = _grouped(
+        {
+            workload: sum(request.records.height for request in several)
+            for workload, several in by_workload.items()
+        },
+        alone,
+    )
+    found = [(workload, by_workload[workload]) for workload in large]
+    if rest is not None:
+        sharing = [
+            request for request in requests if (request.records.workloads or (UNKNOWN,))[0] not in large
+        ]
+        found.append((rest, sharing))
     return found
+
+
+def _grouped(heights: Mapping[str, int], alone: Callable[[str], bool]) -> tuple[Collection[str], str | None]:
+    """The workloads that have a batch of their own, in order, and the workload of the batch that all others
+    share, None where there are none. `heights`: records of each workload."""
+    large = {
+        workload: None for workload, height in heights.items() if height >= OWN_RECORDS or alone(workload)
+    }
+    names = heights.keys() - large
+    return large, SEVERAL if len(names) > 1 else next(iter(names), None)
 
 
 def _cut_requests(
@@ -103,17 +116,12 @@ def parted_records(
     alone: Callable[[str], bool] = lambda _: False,
 ) -> Iterator[tuple[str, PushedRecords]]:
     """The records of each batch, and its workload. They keep their places; all name their workloads."""
-    sharing: list[int] = []
-    found: list[tuple[str, list[int]]] = []
-    for workload, rows in records.rows_by_workload().items():
-        if len(rows) >= OWN_RECORDS or alone(workload):
-            found.append((workload, rows))
-        else:
-            sharing += rows
-    shared = sorted(sharing)
-    names = {(records.workloads or [])[row] for row in shared}
-    if shared:
-        found.append((SEVERAL if len(names) > 1 else names.pop(), shared))
+    by_workload = records.rows_by_workload()
+    large, rest = _grouped({workload: len(rows) for workload, rows in by_workload.items()}, alone)
+    found = [(workload, by_workload[workload]) for workload in large]
+    if rest is not None:
+        others = (rows for workload, rows in by_workload.items() if workload not in large)
+        found.append((rest, sorted(itertools.chain.from_iterable(others))))
     for workload, rows in found:
         for part in _cut(_rows_of(records, rows, named=workload == SEVERAL), max_records, max_bytes):
             yield workload, part
