@@ -171,17 +171,17 @@ def message_ids(raw: dict[str, Any]) -> list[str] | None:
 
 def wake_up(raw: dict[str, Any], queue: str) -> dict[str, Any]:
     """The message that Celery sees for one that is not unwanted()."""
-    headers = raw["headers"]
-    known = {
-        **task_headers(headers["task"], headers["id"]),
-        "expires": headers.get("expires"),
-        "argsrepr": _shown(headers.get("argsrepr")),
-        "origin": _shown(headers.get("origin")),
+    sent = raw["headers"]
+    headers = {
+        **task_headers(sent["task"], sent["id"]),
+        "expires": sent.get("expires"),
+        "argsrepr": _shown(sent.get("argsrepr")),
+        "origin": _shown(sent.get("origin")),
         # The sweeper looks for these in waiting messages.
-        **{name: headers[name] for name in ("batch", "request") if _id(headers.get(name), empty=True)},
+        **{name: sent[name] for name in ("batch", "request") if _id(sent.get(name), empty=True)},
     }
     body = body_of(message_ids(raw) or [])
-    return celery_message(body, queue, known, tag=raw["properties"]["delivery_tag"])
+    return celery_message(body, queue, headers, tag=raw["properties"]["delivery_tag"])
 
 
 def drop(why: str, **context: object) -> None:

@@ -109,7 +109,7 @@ def _inflated(blob: bytes, max_bytes: int) -> bytes:
 
 
 def _expanded(blob: bytes, max_bytes: int) -> bytes:
-    """By the size that the frame states, which the decompressor holds it to."""
+    """Unpacks a frame that states its size; the decompressor refuses one that is larger."""
     import zstandard
 
     data = memoryview(blob)[len(DENSE_MAGIC) :]
@@ -117,7 +117,8 @@ def _expanded(blob: bytes, max_bytes: int) -> bytes:
         size = zstandard.frame_content_size(data)
         if not 0 <= size <= max_bytes:
             raise BadPayload(
-                f"a pushed payload of {len(blob)} bytes does not say that it unpacks to at most {max_bytes} bytes"
+                f"a pushed payload of {len(blob)} bytes does not say that it unpacks to at most {max_bytes} "
+                "bytes"
             )
         # A frame without its end, or with bytes behind it, is an error.
         return zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
@@ -126,7 +127,7 @@ def _expanded(blob: bytes, max_bytes: int) -> bytes:
 
 
 def _records(data: bytes, size: int) -> Pushed:
-    """Of an unpacked payload that had `size` bytes."""
+    """Reads an unpacked payload. `size`: its packed bytes, for the error."""
     records = _CODEC.unpack(data)
     columns = records.columns if isinstance(records, PushedRecords) else ()
     if any(column is not None and len(column) != records.height for column in columns):

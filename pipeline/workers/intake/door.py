@@ -256,13 +256,13 @@ class Door:
         self.held += counted.size
         parts = _Parts(counted, len(cells))
         for producer, part, rows in cells:
-            own = identity
+            part_identity = identity
             if len(cells) > 1 and identity.records:
-                own = RequestIdentity(records=tuple(identity.records[row] for row in rows))
+                part_identity = RequestIdentity(records=tuple(identity.records[row] for row in rows))
             self._window(producer).add(
                 _Waiting(
                     records=part,
-                    identity=own,
+                    identity=part_identity,
                     lines=part.lines if len(cells) > 1 else counted.lines,
                     size=counted.size,
                     backfill=backfill,
@@ -391,11 +391,11 @@ class _Window:
             if request.answer.done():
                 continue
             identity = request.identity
-            own = identity.records or ((identity.name,) if identity.name else ())
-            if (unit and request.backfill != unit[0].backfill) or not names.isdisjoint(own):
+            names_of_request = identity.records or ((identity.name,) if identity.name else ())
+            if (unit and request.backfill != unit[0].backfill) or not names.isdisjoint(names_of_request):
                 later.append(request)
                 continue
-            names.update(own)
+            names.update(names_of_request)
             unit.append(request)
             records += request.records.height
             size += request.size

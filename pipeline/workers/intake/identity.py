@@ -33,19 +33,20 @@ def of_body(body: bytes, *, distinct: bool, key: str = "", path: str = "") -> Re
     """The identity by a decompressed body, none unless its records tell it from an equal one (`distinct`)."""
     if not distinct:
         return NO_IDENTITY
-    hashed = _begun("body", key, path).copy()
+    hashed = _prefix_hash("body", key, path).copy()
     for piece in prefixed(body):
         hashed.update(piece)
     return RequestIdentity(name=hashed.hexdigest())
 
 
-def _begun(*parts: str) -> "hashlib.blake2b":
+def _prefix_hash(*parts: str) -> "hashlib.blake2b":
     """A `digest` with these parts, which senders repeat, to be copied and gone on with."""
-    return (_remembered if sum(map(len, parts)) <= _MOST_REPEATED else _remembered.__wrapped__)(*parts)
+    repeated = sum(map(len, parts)) <= _MOST_REPEATED
+    return (_cached_prefix_hash if repeated else _cached_prefix_hash.__wrapped__)(*parts)
 
 
 @lru_cache(maxsize=256)
-def _remembered(*parts: str) -> "hashlib.blake2b":
+def _cached_prefix_hash(*parts: str) -> "hashlib.blake2b":
     hashed = hashlib.blake2b(digest_size=IDENTITY_BYTES)
     for part in parts:
         for piece in prefixed(part):
@@ -62,10 +63,11 @@ def of_request(decoded: Decoded, body: bytes, *, key: str = "", path: str = "") 
 
 def of_records(texts: Sequence[bytes], *, key: str = "", path: str = "") -> RequestIdentity:
     """The identities of records that come again with others. Equal ones are told apart by their order."""
-    begun = _begun("record", key, path, "0").copy
+    # As `prefixed`, by hand: its call and tuple would make 0.57 us a record of 0.43.
+    copy_prefix = _prefix_hash("record", key, path, "0").copy
     names = []
     for text in texts:
-        hashed = begun()
+        hashed = copy_prefix()
         hashed.update(len(text).to_bytes(PREFIX_BYTES, "little"))
         hashed.update(text)
         names.append(hashed.digest())
@@ -77,13 +79,13 @@ def of_records(texts: Sequence[bytes], *, key: str = "", path: str = "") -> Requ
 def _by_order(names: Sequence[bytes], texts: Sequence[bytes], key: str, path: str) -> list[bytes]:
     """The first of equal records keeps its name; those behind it have their number in it."""
     seen: Counter[bytes] = Counter()
-    told = []
+    names_in_order = []
     for name, text in zip(names, texts, strict=True):
         order = seen[name]
         seen[name] += 1
         if order:
             parts = ("record", key, path, str(order), text)
-            told.append(bytes.fromhex(digest(*parts, size=IDENTITY_BYTES)))
+            names_in_order.append(bytes.fromhex(digest(*parts, size=IDENTITY_BYTES)))
         else:
-            told.append(name)
-    return told
+            names_in_order.append(name)
+    return names_in_order
