@@ -27,6 +27,7 @@ from pipeline.sources.protocols.otlp_records import (
     Entry,
     ResourceFacts,
     StatedRecords,
+    add_attributes,
     stated_fields,
 )
 
@@ -74,10 +75,15 @@ def _of_stated(message: ExportLogsServiceRequest, hints: Hints) -> Decoded | Non
                 body, event = record.body, record.event_name
                 value = body.string_value or _value(body)
                 fields = stated_fields(value, severity or number, event)
-                for pair in _bounded(record.attributes):
+                attributes = record.attributes
+                for pair in _bounded(attributes):
                     key, held = pair.key, pair.value
-                    name = key if key not in RESERVED else f"attributes.{key}"
-                    fields[name] = held.string_value or _value(held)
+                    if key in RESERVED:
+                        # Two keys may get one name, so a later value is not always the one that stands.
+                        fields = stated_fields(value, severity or number, event)
+                        add_attributes(fields, _pairs(attributes))
+                        break
+                    fields[key] = held.string_value or _value(held)
                 if trace := record.trace_id:
                     fields["trace_id"] = trace.hex()
                 if span := record.span_id:

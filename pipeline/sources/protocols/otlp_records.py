@@ -245,7 +245,7 @@ def _message_and_raw(entry: Entry) -> tuple[str, str | None]:
 
 
 def stated_fields(body: Any, stated: str | int, event: str) -> dict[str, Any]:
-    """What the raw text of a record begins with."""
+    """The first members of a record's raw text."""
     fields: dict[str, Any] = {} if body is None else {"body": body}
     if stated:
         fields["severity"] = stated
@@ -270,15 +270,20 @@ def _with_fields(
     fields: dict[str, Any], attributes: Mapping[str, Any], trace: str, span: str
 ) -> dict[str, Any]:
     """And attributes, trace and span."""
-    if RESERVED.isdisjoint(attributes):
-        fields.update(attributes)
-    else:
-        fields |= {f"attributes.{k}" if k in RESERVED else k: value for k, value in attributes.items()}
+    add_attributes(fields, attributes)
     if trace:
         fields["trace_id"] = trace
     if span:
         fields["span_id"] = span
     return fields
+
+
+def add_attributes(fields: dict[str, Any], attributes: Mapping[str, Any]) -> None:
+    """Adds the attributes of a record to the fields of its raw text."""
+    if RESERVED.isdisjoint(attributes):
+        fields.update(attributes)
+    else:
+        fields |= {f"attributes.{k}" if k in RESERVED else k: value for k, value in attributes.items()}
 
 
 def _text_of_body(body: Any) -> str:

@@ -155,6 +155,18 @@ def test_records_that_all_have_a_severity_are_read_as_any_others(
     assert checked(decode_message(request, Hints())) == otlp._of_any(request, Hints())
 
 
+def test_of_attributes_with_one_name_in_the_raw_text_that_of_the_key_met_later_stands() -> None:
+    pairs = [("body", "a"), ("attributes.body", "b"), ("body", "c"), ("k", "d")]
+    request = ExportLogsServiceRequest()
+    record = request.resource_logs.add().scope_logs.add().log_records.add(severity_number=9)
+    for key, value in pairs:
+        record.attributes.add(key=key).value.string_value = value
+    attributes = [{"key": key, "value": text(value)} for key, value in pairs]
+    expected = '{"severity":9,"attributes.body":"b","k":"d"}'
+    assert decode_message(request, Hints()).records.texts == [expected]
+    assert of_json({"severityNumber": 9, "attributes": attributes}).records.texts == [expected]
+
+
 def test_a_body_without_a_severity_is_a_line_that_stage_ingest_parses() -> None:
     pair = {"key": "log.file.name", "value": text("app.log")}
     plain = {"body": text("a line\n")}
