@@ -179,7 +179,7 @@ def ids(trace: str = HEX32, span: str = "00f067aa0ba902b7") -> str:
                     ),
                 ]
             )
-        ).map(",".join)
+        ).flatmap(lambda pieces: st.sampled_from([",".join(pieces), "".join(pieces)]))
         | st.lists(
             LINES
             | st.sampled_from(
@@ -227,6 +227,15 @@ def test_the_end_of_a_record_that_the_intake_writes_has_the_ids_of_its_shipper()
     assert shipped.heads.to_list() == ['{"body":"a body","severity":"INFO",', "another text", None]
     assert (trace := shipped.ids(TRACE)) is not None
     assert trace.to_list() == [HEX32, None, None]
+
+
+def test_ids_behind_another_key_are_found_alike_in_a_small_and_in_a_large_batch() -> None:
+    lines = [f"login session_id={ids()}", f'{{"body":"a",{ids()}', f"{{{ids()}"]
+    trace, span = f"trace\0{HEX32}", "span\x0000f067aa0ba902b7"
+    expected = [[trace, "session\0trace_id", span], [trace, span], [trace, span]]
+    assert list(map(every, lines)) == expected
+    large = find_keys(pl.DataFrame({"raw": lines * 200})).to_list()
+    assert [[key for key in found if key is not None] for found in large[:3]] == expected
 
 
 HEX_PIECES = st.sampled_from(
