@@ -38,7 +38,15 @@ def of_iso(text: str) -> int | None:
     # Records that follow each other share their second, and to read a whole time takes twice as long.
     digits = text[20:-1]
     scale = _SCALES.get(len(digits))
-    if scale and text[19] == "." and text[-1] == "Z" and digits.isdigit() and text.isascii():
+    # A week date (`2026-W48`) is two characters shorter, so that its fraction might begin at text[17].
+    if (
+        scale
+        and text[19] == "."
+        and text[10] in "Tt "
+        and text[-1] == "Z"
+        and digits.isdigit()
+        and text.isascii()
+    ):
         second = _of_second(text[:19])
         return None if second is None else second + int(digits) * scale
     return _of_any_iso(text)

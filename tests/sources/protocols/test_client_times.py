@@ -96,3 +96,11 @@ def test_a_time_of_a_known_second_is_the_one_that_is_read_as_a_whole(
 ) -> None:
     text = f"{moment.replace(microsecond=0, tzinfo=None).isoformat(between)}{fraction}{offset}"
     assert of_iso(text) == _of_any_iso(text)
+
+
+@pytest.mark.parametrize("day", ["2026-W48", "2026-W48-1", "20261125", "2026-11-25"])
+@pytest.mark.parametrize("second", ["10:00:00", "100000", "10:00:00.1", "10:00:00.12", "1:00:00.123"])
+def test_a_time_in_another_notation_of_iso_is_the_one_that_is_read_as_a_whole(day: str, second: str) -> None:
+    for fraction in ("", ".123", ".123456"):
+        text = f"{day}T{second}{fraction}Z"
+        assert of_iso(text) == _of_any_iso(text), text
