@@ -9,6 +9,7 @@ scoring mutates nothing.
 """
 
 import re
+import unicodedata
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -140,8 +141,8 @@ class SeverityPrior:
     def _logits(self, texts: Sequence[str], named: Sequence[str | None], spoken: "Spoken") -> Floats:
         """The weights of the bags of these lines, added up without building the bags."""
         weights, count = self._weights, len(texts)
-        told = _PROSE * (spoken.prose - 0.5)
-        logits: Floats = weights[_BIAS] + told
+        of_prose = _PROSE * (spoken.prose - 0.5)
+        logits: Floats = weights[_BIAS] + of_prose
         for i, name in enumerate(named):
             if name is not None:
                 logits[i] += weights[_WORD] + weights[_GRAVE] * (name in GRAVE_WORDS)
@@ -155,7 +156,7 @@ class SeverityPrior:
             logits += weights[kind] * np.minimum(signs, _MOST_OF_A_KIND)
         for i in np.flatnonzero(spoken.pieces > WORDS_MOST).tolist():
             bag = _bag(texts[i][:_CHARS], named[i])  # only the first pieces of such a line count
-            logits[i] = sum(value * weights[place] for place, value in bag) + told[i]
+            logits[i] = sum(value * weights[place] for place, value in bag) + of_prose[i]
         return logits
 
     def to_bytes(self) -> bytes:
@@ -265,8 +266,15 @@ def _bag(text: str, named: str | None) -> Bag:
 
 
 def is_prose(word: str) -> bool:
-    """Whether a word is nothing but letters within its outer punctuation. A mask token is not."""
-    return word.strip(OUTER_PUNCTUATION).isalpha()
+    """Whether a word is nothing but letters within its outer punctuation. A mask token is not.
+
+    Combining marks belong to letters, as the vowels of Hindi, Thai and Arabic do."""
+    text = word.strip(OUTER_PUNCTUATION)
+    if text.isalpha():
+        return True
+    if text.isascii() or not text[0].isalpha():
+        return False
+    return all(letter.isalpha() or unicodedata.category(letter)[0] == "M" for letter in text)
 
 
 def prose_shares(line: Ints, prose: Bools, count: int) -> Floats:
@@ -276,8 +284,8 @@ def prose_shares(line: Ints, prose: Bools, count: int) -> Floats:
     """
     within = line[1:] == line[:-1]
     pairs = np.bincount(line[1:][within], minlength=count)
-    told = np.bincount(line[1:][within & prose[1:] & prose[:-1]], minlength=count)
-    shares: Floats = told / np.maximum(pairs, 1)
+    both = np.bincount(line[1:][within & prose[1:] & prose[:-1]], minlength=count)
+    shares: Floats = both / np.maximum(pairs, 1)
     return shares
 
 

@@ -162,6 +162,24 @@ def test_prose_is_read_line_by_line_and_one_word_is_no_sentence() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("word", "prose"),
+    [
+        ("\u0939\u093f\u0928\u094d\u0926\u0940", True),  # Hindi
+        ("\u0e17\u0e35\u0e48,", True),  # Thai
+        ("\u0643\u064e\u062a\u064e\u0628\u064e", True),  # Arabic with vowels
+        ("Vie\u0323\u0302t", True),  # decomposed Vietnamese
+        ("\u0301", False),
+        ("\u0301a", False),
+        ("e\u03011", False),
+        ("e\u0301=a", False),
+        ("", False),
+    ],
+)
+def test_combining_marks_behind_a_letter_belong_to_a_word_of_prose(word: str, prose: bool) -> None:
+    assert is_prose(word) is prose
+
+
 def test_words_that_a_log_writes_at_error_levels_come_to_count() -> None:
     many = [f"{line} {i % 7}" for i in range(10) for line in (*CALM, *ODD)]
     prior = SeverityPrior.fit(many, ["flux" in line for line in many], [1] * len(many))
