@@ -132,6 +132,8 @@ def _records(data: bytes, size: int) -> Pushed:
     columns = records.columns if isinstance(records, PushedRecords) else ()
     if any(column is not None and len(column) != records.height for column in columns):
         raise BadPayload(f"a pushed payload of {size} bytes has columns of different lengths")
+    if not records.height:
+        raise BadPayload(f"a pushed payload of {size} bytes has no records")
     return records
 
 

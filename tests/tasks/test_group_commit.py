@@ -14,6 +14,8 @@ from pipeline.messages.spent import spent
 from pipeline.producer import Producer
 from pipeline.records.batch import Purpose
 from pipeline.records.delivery import Claim, Meta, Stage
+from pipeline.records.payload import pack_pushed
+from pipeline.records.pushed import PushedRecords
 from pipeline.settings import Settings
 from pipeline.sinks.choose import parquet_of
 from pipeline.tasks import drain, frontend, ingest, store
@@ -232,6 +234,18 @@ def test_a_claim_that_is_lost_before_the_commit_leaves_the_group(
     assert commits(context) == [{"a", "c"}]
     assert states(context, "a", "b", "c") == ["done", "ingest", "done"]
     assert sink.read("b", "shop") is None
+
+
+@pytest.mark.parametrize("workloads", [None, []])
+def test_a_batch_without_records_fails_alone_and_says_why(
+    context: Context, workloads: list[str] | None
+) -> None:
+    sent(context, "a", "empty")
+    blob = pack_pushed(PushedRecords([], workloads=workloads))
+    context.client.set(context.ledger.keys.payload("empty"), blob)
+    assert ingest.run(context, "a") is None
+    assert "has no records" in (ingest.run(context, "empty") or "")
+    assert states(context, "a", "empty") == ["done", "ingest"]
 
 
 def test_a_sink_that_is_away_makes_all_of_them_wait_uncounted(
