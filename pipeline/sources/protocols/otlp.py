@@ -53,7 +53,21 @@ def decode_protobuf(body: bytes, hints: Hints) -> Decoded:
 
 def decode_message(message: ExportLogsServiceRequest, hints: Hints) -> Decoded:
     """A request that is parsed already."""
-    return _of_stated(message, hints) or _of_any(message, hints)
+    return (_ends_are_stated(message) and _of_stated(message, hints)) or _of_any(message, hints)
+
+
+def _ends_are_stated(message: ExportLogsServiceRequest) -> bool:
+    """Whether the last record of each scope has a severity.
+
+    Where some record has none, `_of_stated` works for nothing. Most of these come from files, in a scope of
+    their own."""
+    for resource_logs in message.resource_logs:
+        for scope_logs in resource_logs.scope_logs:
+            if records := scope_logs.log_records:
+                last = records[-1]
+                if not last.severity_number and not last.severity_text:
+                    return False
+    return True
 
 
 def _of_stated(message: ExportLogsServiceRequest, hints: Hints) -> Decoded | None:

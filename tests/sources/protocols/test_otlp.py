@@ -155,6 +155,19 @@ def test_records_that_all_have_a_severity_are_read_as_any_others(
     assert checked(decode_message(request, Hints())) == otlp._of_any(request, Hints())
 
 
+def test_a_request_with_a_scope_that_ends_without_a_severity_is_read_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    request = ExportLogsServiceRequest()
+    logs = request.resource_logs.add().scope_logs
+    logs.add().log_records.add(severity_number=9).body.string_value = "a"
+    logs.add().log_records.add().body.string_value = "b"
+    logs.add()
+    expected = otlp._of_any(request, Hints())
+    monkeypatch.setattr(otlp, "_of_stated", lambda *_: pytest.fail("the records are read twice"))
+    assert decode_message(request, Hints()) == expected
+
+
 def test_of_attributes_with_one_name_in_the_raw_text_that_of_the_key_met_later_stands() -> None:
     pairs = [("body", "a"), ("attributes.body", "b"), ("body", "c"), ("k", "d")]
     request = ExportLogsServiceRequest()
