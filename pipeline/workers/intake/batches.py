@@ -69,7 +69,7 @@ def _whole_requests(
         if others:
             return None
         by_workload.setdefault(workload, []).append(request)
-    large, rest = _grouped(
+    large, shared = _grouped(
         {
             workload: sum(request.records.height for request in several)
             for workload, several in by_workload.items()
@@ -77,11 +77,11 @@ def _whole_requests(
         alone,
     )
     found = [(workload, by_workload[workload]) for workload in large]
-    if rest is not None:
+    if shared is not None:
         sharing = [
             request for request in requests if (request.records.workloads or (UNKNOWN,))[0] not in large
         ]
-        found.append((rest, sharing))
+        found.append((shared, sharing))
     return found
 
 
@@ -117,11 +117,11 @@ def parted_records(
 ) -> Iterator[tuple[str, PushedRecords]]:
     """The records of each batch, and its workload. They keep their places; all name their workloads."""
     by_workload = records.rows_by_workload()
-    large, rest = _grouped({workload: len(rows) for workload, rows in by_workload.items()}, alone)
+    large, shared = _grouped({workload: len(rows) for workload, rows in by_workload.items()}, alone)
     found = [(workload, by_workload[workload]) for workload in large]
-    if rest is not None:
+    if shared is not None:
         others = (rows for workload, rows in by_workload.items() if workload not in large)
-        found.append((rest, sorted(itertools.chain.from_iterable(others))))
+        found.append((shared, sorted(itertools.chain.from_iterable(others))))
     for workload, rows in found:
         for part in _cut(_rows_of(records, rows, named=workload == SEVERAL), max_records, max_bytes):
             yield workload, part
