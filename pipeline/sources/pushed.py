@@ -1,6 +1,7 @@
 """Pushed lines and records to the columns of RAW_SCHEMA, framed as in a file."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -126,28 +127,51 @@ def _formats_of(
 ) -> list[tuple[str, ...]]:
     """The formats of each part: those that its workload is known to have, where it plainly has them.
 
-    A part that tells them tells them to later ones of its workload. So those are looked at once more."""
+    A part whose formats were looked for passes them on. Later parts of its workload are compared again: all
+    at once, and behind one that did not fit one, two, four and so on. So parts that never fit are compared
+    once together and once alone."""
     texts = Parts(gathered(parts, ["raw", "message"]), parts.heights)
     found: list[tuple[str, ...]] = [()] * len(workloads)
-    places: Sequence[int] = range(len(workloads))
-    while places:
+    most: dict[str, int] = {}  # parts of a round, of workloads with one that did not fit
+    waiting: Sequence[int] = range(len(workloads))
+    while waiting:
+        places, rest = _next_round(workloads, waiting, most)
         expected = [trusted.of(workloads[place]) for place in places]
         some = texts.chosen(places)
         fit = _fitting(some, expected)
-        told: set[str] = set()
-        left: list[int] = []
+        most = {workload: 2 * number for workload, number in most.items()}
+        looked_for: set[str] = set()
+        later: list[int] = []
         for number, (place, formats, fits) in enumerate(zip(places, expected, fit, strict=True)):
             workload = workloads[place]
-            if workload in told:
-                left.append(place)
+            if workload in looked_for:
+                later.append(place)
             elif formats is not None and fits:
                 found[place] = formats
             else:
                 found[place] = _formats_in(some[number])
                 trusted.tell(workload, found[place])
-                told.add(workload)
-        places = left
+                looked_for.add(workload)
+                if formats is not None:
+                    most[workload] = 1
+        waiting = [*later, *rest]
     return found
+
+
+def _next_round(
+    workloads: Sequence[str], waiting: Sequence[int], most: dict[str, int]
+) -> tuple[Sequence[int], Sequence[int]]:
+    """The waiting places up to `most` of each workload (none: all), and the others."""
+    if not most:
+        return waiting, ()
+    taken: Counter[str] = Counter()
+    places: list[int] = []
+    rest: list[int] = []
+    for place in waiting:
+        workload = workloads[place]
+        taken[workload] += 1
+        (places if taken[workload] <= most.get(workload, len(workloads)) else rest).append(place)
+    return places, rest
 
 
 def _formats_in(rows: pl.DataFrame) -> tuple[str, ...]:

@@ -117,6 +117,29 @@ def test_batches_framed_together_have_the_rows_that_each_would_have_alone() -> N
     assert framed_by_workload([batches[2][0]], alone, ["b"]).records.whole["line"].to_list() == [7, 9]
 
 
+@pytest.mark.parametrize("pattern", ["ij", "iij", "iiiijjjj", "i", "id"])
+def test_parts_of_one_workload_are_compared_a_few_times_whatever_their_formats(
+    pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = {
+        "i": "2026-11-25 10:00:00 INFO started",
+        "j": '{"level":"info","msg":"a"}',
+        "d": '{"log":"a","stream":"stdout","time":"2026-11-25T10:00:00.5Z"}',
+    }
+    batches = [PushedRecords([None], raws=[texts[kind]]) for kind in (pattern * 40)[:40]]
+    alone = KnownFormats()
+    expected = [framed_by_workload([records], alone, ["w"]).formats[0] for records in batches]
+    compared: list[int] = []
+    fitting = pushed._fitting
+    monkeypatch.setattr(
+        pushed, "_fitting", lambda texts, *of: (compared.append(len(texts)), fitting(texts, *of))[1]
+    )
+    known = KnownFormats()
+    for _ in range(2):
+        assert list(framed_by_workload(batches, known, ["w"] * 40).formats) == expected
+    assert sum(compared) <= 2 * 4 * 40
+
+
 def test_lines_of_several_sources_are_records_as_those_of_each_alone() -> None:
     lines = [
         "2026-11-25 10:00:00 INFO started",
