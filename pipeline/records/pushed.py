@@ -145,6 +145,12 @@ class PushedRecords(msgspec.Struct, frozen=True, array_like=True, tag="records")
         return len("".join([*self.texts, *(message or "" for message in messages)]).encode())
 
     @property
+    def characters(self) -> int:
+        """Characters of text."""
+        columns = [self.messages] if self.raws is None else [self.messages, self.raws]
+        return sum(len(text) for column in columns for text in column if text)
+
+    @property
     def latest(self) -> datetime | None:
         """The newest timestamp; None where a record has none."""
         times = [

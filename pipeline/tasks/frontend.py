@@ -5,6 +5,7 @@ A query of Polars costs as much for ten lines as for a thousand, so the batches 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 import polars as pl
@@ -18,6 +19,10 @@ from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
 from pipeline.sources.pushed import framed, framed_alike, framed_by_workload
 from pipeline.tasks.context import Context
 from pipeline.watching.sessions import keys as session_keys
+
+# Pushed records of so many characters are framed in one pass: 30,000 records of 500 characters. Until it
+# ends, their texts are in memory twice.
+FRAMED_TOGETHER: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,7 @@ def _framed(
     found: dict[int, list[tuple[Claim, pl.DataFrame]]] = {}
     by_formats: dict[tuple[str, ...], list[tuple[int, PushedLines]]] = {}
     together: list[tuple[int, PushedRecords]] = []
+    characters = 0
     for place, (claim, work) in enumerate(zip(claims, works, strict=True)):
         if claim.rescore:
             found[place] = [(claim, _stored(context, claim))]
@@ -68,10 +74,13 @@ def _framed(
         payload = next(payloads)
         earlier = None if work is None else detect.formats_of(work)
         if claim.several:
-            together.append((place, _named(claim, payload)))
-            continue
-        if isinstance(payload, PushedRecords) and earlier is None:
+            payload = _named(claim, payload)
+        if isinstance(payload, PushedRecords) and (claim.several or earlier is None):
             together.append((place, payload))
+            characters += payload.characters
+            if characters >= FRAMED_TOGETHER:
+                _add_by_workload(context, claims, together, found)
+                together, characters = [], 0
             continue
         if isinstance(payload, PushedLines) and earlier is None:
             current = context.formats.of(claim.workload)
@@ -87,29 +96,38 @@ def _framed(
                 found[place] = [_framed_alone(context, claim, payload, None)]
             else:
                 found[place] = [(_with_formats(claim, formats), records)]
+    if together and not found:
+        return _by_workload(context, claims, together)[1:]
     if together:
-        some = [claims[place] for place, _ in together]
-        numbers, members, parts = _by_workload(context, some, [payload for _, payload in together])
-        if not found:
-            return members, parts
-        for number, member, rows_of_member in zip(numbers, members, parts, strict=True):
-            found.setdefault(together[number][0], []).append((member, rows_of_member))
+        _add_by_workload(context, claims, together, found)
     pairs = [pair for place in range(len(claims)) for pair in found[place]]
     return [claim for claim, _ in pairs], [records for _, records in pairs]
 
 
+def _add_by_workload(
+    context: Context,
+    claims: Sequence[Claim],
+    together: Sequence[tuple[int, PushedRecords]],
+    found: dict[int, list[tuple[Claim, pl.DataFrame]]],
+) -> None:
+    """Adds the records of these batches to those found, by the place of their claim."""
+    for place, member, rows in zip(*_by_workload(context, claims, together), strict=True):
+        found.setdefault(place, []).append((member, rows))
+
+
 def _by_workload(
-    context: Context, claims: Sequence[Claim], several: Sequence[PushedRecords]
+    context: Context, claims: Sequence[Claim], together: Sequence[tuple[int, PushedRecords]]
 ) -> tuple[Sequence[int], list[Claim], Parts[pl.DataFrame]]:
-    """The records of each workload of these batches, its claim, and the number of its batch."""
-    names = [None if claim.several else claim.workload for claim in claims]
-    rows = framed_by_workload(several, context.formats, names)
+    """The place of its claim, the claim and the records of each workload of these batches."""
+    of_batches = [claims[place] for place, _ in together]
+    names = [None if claim.several else claim.workload for claim in of_batches]
+    rows = framed_by_workload([records for _, records in together], context.formats, names)
     lines = np.add.reduceat(rows.records.whole["lines"].to_numpy().astype(np.int64), rows.records.starts)
     members = []
     metas: dict[tuple[int, tuple[str, ...]], Meta] = {}
     columns = (rows.batches, rows.workloads, rows.formats, lines.tolist(), rows.records.heights)
     for number, workload, formats, n_lines, height in zip(*columns, strict=True):
-        claim = claims[number]
+        claim = of_batches[number]
         if (meta := metas.get((number, formats))) is None:
             meta = metas[number, formats] = replace(claim.meta, formats=formats)
         members.append(
@@ -117,7 +135,7 @@ def _by_workload(
             if claim.several
             else replace(claim, meta=meta)
         )
-    return rows.batches, members, rows.records
+    return [together[number][0] for number in rows.batches], members, rows.records
 
 
 def _named(claim: Claim, payload: pl.DataFrame | Pushed) -> PushedRecords:

@@ -119,7 +119,21 @@ def test_separated_batches_are_packed_and_marked_as_the_batch_that_they_leave(
     check_sums(snapshot(context.client, context.settings.redis.key_prefix))
 
 
-def test_batches_of_every_kind_are_read_in_one_pass_in_their_order(context: Context) -> None:
+@pytest.mark.parametrize(
+    ("characters", "batches"),
+    [(frontend.FRAMED_TOGETHER, [4]), (1, [1] * 4), (len(ISO) + 2 * len(JSON) + 1, [3, 1])],
+)
+def test_batches_of_every_kind_are_read_in_their_order_however_many_are_framed_together(
+    context: Context, characters: int, batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[int] = []
+    framed = frontend.framed_by_workload
+    monkeypatch.setattr(frontend, "FRAMED_TOGETHER", characters)
+    monkeypatch.setattr(
+        frontend,
+        "framed_by_workload",
+        lambda several, *of: (passes.append(len(several)), framed(several, *of))[1],
+    )
     producer = Producer(context.ledger, context.submit, context.settings)
     accepted(context, "b0", ("till", ISO), ("shop", JSON))
     producer.send([ISO, ISO], workload="till", batch_id="b1")
@@ -139,6 +153,7 @@ def test_batches_of_every_kind_are_read_in_one_pass_in_their_order(context: Cont
         ("b0", "shop", 1, ["disk full"]),
         ("b4", "till", 2, ["shut", "open"]),
     ]
+    assert passes == batches
 
 
 def test_formats_are_looked_for_again_where_a_record_has_another_one() -> None:
