@@ -45,6 +45,7 @@ class Template:
     workload: str  # the workload that created it
 
 
+# Version 3 of WIRE_VERSION concerns payloads alone, and builds of version 2 read these templates.
 _WIRE: Final = Codec(tuple[str, bool, str], version=2, what="a stored template")
 
 

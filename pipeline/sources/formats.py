@@ -568,7 +568,7 @@ def _parse_wrapped(
 ) -> pl.DataFrame:
     """Wrapped lines: the wrapper's time, the columns of the inner text, and the wrapper's names where the
     text has none."""
-    wrapped = unwrap(raw, name, arrived=arrived, zone=zone, timed="timestamp" in wanted)
+    wrapped = unwrap(raw, name, arrived=arrived, zone=zone, with_times="timestamp" in wanted)
     texts = wrapped["inner"]
     found = _parse_text(texts.fill_null(""), inner, arrived=arrived, zone=zone, wanted=wanted)
     columns = [

@@ -53,8 +53,10 @@ _INNER: Final = ("textPayload", "log", "message")
 # As Fluent Bit writes them, without blanks. None overlaps `_LOG_MEMBER`. Each costs a tenth of a pattern.
 _LOG_MEMBER: Final = '"log":"'
 _OUTER_MEMBERS: Final = (',"kubernetes":{', ',"stream":"stdout",', ',"stream":"stderr",')
-_ALIKE: Final = 512  # objects that are decoded in one call
-_MOST_MEMBERS: Final = 64  # of an object that others may be like
+_ALIKE: Final = 512  # objects that are decoded in one call; one with other members has all of them read alone
+# Of an object that others may be like. A collector writes a dozen; each costs a field of a struct.
+_MOST_MEMBERS: Final = 64
+# A collector writes a few. Senders choose the keys, and a layout is a class with a decoder.
 _LAYOUTS: Final = 64
 
 # One CRI line: a full one loses its prefix, a partial one also its line end.
@@ -124,19 +126,19 @@ def behind_prefixes(inner: pl.Series, formats: tuple[str, ...]) -> pl.Series:
 
 def envelope_lines(raw: pl.Series) -> pl.Series:
     """The first line of the text inside each envelope."""
-    inner = _unwrap_envelopes(raw, arrived=_SOME_DAY, zone="UTC", timed=False)["inner"].drop_nulls()
+    inner = _unwrap_envelopes(raw, arrived=_SOME_DAY, zone="UTC", with_times=False)["inner"].drop_nulls()
     return inner.str.split("\n").list.first()
 
 
 def unwrap(
-    raw: pl.Series, name: str, *, arrived: datetime, zone: str = "UTC", timed: bool = True
+    raw: pl.Series, name: str, *, arrived: datetime, zone: str = "UTC", with_times: bool = True
 ) -> pl.DataFrame:
     """`inner` text (null for other records), `timestamp`, `host` and `service` of records in a wrapper.
 
     The three may be null; an envelope has `level` and `process` too. Every line of a record loses its
-    prefix. `timed`: whether the caller reads times; an envelope's `timestamp` is null otherwise."""
+    prefix. `with_times`: whether the caller reads times; an envelope's `timestamp` is null otherwise."""
     if name == "envelope":
-        return _unwrap_envelopes(raw, arrived=arrived, zone=zone, timed=timed)
+        return _unwrap_envelopes(raw, arrived=arrived, zone=zone, with_times=with_times)
     blank = pl.Series([None], dtype=pl.String).new_from_index(0, raw.len())
     columns = {"host": blank, "service": blank}
     if name == "docker":
@@ -178,10 +180,10 @@ def _are_envelopes(raw: pl.Series) -> pl.Series:
     return found.scatter(rows, others.str.contains(_ENVELOPE_LINE) & others.str.contains(_ENVELOPE_MARK))
 
 
-def _unwrap_envelopes(raw: pl.Series, *, arrived: datetime, zone: str, timed: bool) -> pl.DataFrame:
+def _unwrap_envelopes(raw: pl.Series, *, arrived: datetime, zone: str, with_times: bool) -> pl.DataFrame:
     """The header columns of a collector's objects, and the program's line as `inner`; null in other rows."""
     rows = _are_envelopes(raw).fill_null(value=False).arg_true()
-    contents = _Contents(timed=timed)
+    contents = _Contents(with_times=with_times)
     contents.read_all(raw if rows.len() == raw.len() else raw.gather(rows))
     found = contents.columns(arrived=arrived, zone=zone)
     if rows.len() == raw.len():
@@ -258,8 +260,8 @@ def _beside(found: Sequence[tuple[str, str]]) -> _Beside:
 class _Contents:
     """Columns of a collector's objects. Most differ in line and time alone. The remainder is read once."""
 
-    def __init__(self, *, timed: bool) -> None:
-        self._timed = timed  # whether times are read
+    def __init__(self, *, with_times: bool) -> None:
+        self._with_times = with_times  # whether times are read
         self._lines: list[str | None] = []
         self._which: list[int] = []  # of the distinct ones
         self._distinct: list[_Beside] = []
@@ -299,7 +301,7 @@ class _Contents:
             known = zip(layout.keys, map(bytes, values), strict=True)
             which += [self._number(known)] * len(list(run))
         lines = [None] * len(rows) if layout.line is None else list(map(layout.line, rows))
-        if not self._timed:
+        if not self._with_times:
             self._which += which
             self._lines += lines
             return True
@@ -344,7 +346,7 @@ class _Contents:
             line = beside.line
         self._lines.append(line)
         self._which.append(which)
-        if not self._timed:
+        if not self._with_times:
             return
         times += beside.header.times
         if len(times) > 1:
@@ -365,7 +367,7 @@ class _Contents:
 
     def _timestamps(self, *, arrived: datetime, zone: str) -> pl.Series:
         """The first readable time of each object; none where times are not read."""
-        if not self._timed:
+        if not self._with_times:
             return pl.Series("timestamp", [None], dtype=UTC_US).new_from_index(0, len(self._lines))
         texts = pairs.plain_times(pl.Series("timestamp", self._times, dtype=pl.String))
         read = read_times(texts, arrived=arrived, zone=zone)

@@ -59,7 +59,7 @@ ODD = (
 def one_by_one(texts: list[str], monkeypatch: pytest.MonkeyPatch, *, timed: bool = True) -> pl.DataFrame:
     with monkeypatch.context() as patch:
         patch.setattr(wrappers, "_layout_of", lambda _: None)
-        return unwrap(pl.Series("raw", texts), "envelope", arrived=ARRIVED, timed=timed)
+        return unwrap(pl.Series("raw", texts), "envelope", arrived=ARRIVED, with_times=timed)
 
 
 @pytest.mark.parametrize("odd", ODD)
@@ -73,7 +73,7 @@ def test_objects_of_one_layout_are_unwrapped_as_one_by_one(
         [odd, odd],
         [ALIKE] * 600 + [odd] + [ALIKE] * 600,
     ):
-        found = unwrap(pl.Series("raw", texts), "envelope", arrived=ARRIVED, timed=timed)
+        found = unwrap(pl.Series("raw", texts), "envelope", arrived=ARRIVED, with_times=timed)
         assert_frame_equal(found, one_by_one(texts, monkeypatch, timed=timed))
 
 
@@ -89,7 +89,7 @@ def test_objects_with_the_same_members_are_decoded_in_one_call(monkeypatch: pyte
 
 def test_no_times_are_read_for_a_caller_that_needs_none() -> None:
     texts = pl.Series("raw", [ALIKE, *ODD])
-    found, without = (unwrap(texts, "envelope", arrived=ARRIVED, timed=timed) for timed in (True, False))
+    found, without = (unwrap(texts, "envelope", arrived=ARRIVED, with_times=timed) for timed in (True, False))
     assert without["timestamp"].null_count() == texts.len() > found["timestamp"].null_count()
     assert_frame_equal(found.drop("timestamp"), without.drop("timestamp"))
 

@@ -86,6 +86,11 @@ def test_the_records_of_several_workloads_have_the_formats_that_each_would_have_
             one = PushedRecords([None] * 3, raws=[texts[workload]] * 3)
             assert found == framed_by_workload([one], alone, [workload]).formats[0], workload
             assert rows["raw"].to_list() == [texts[workload]] * 3
+        if texts is around:
+            assert dict(zip(framed.workloads, framed.formats, strict=True)) == {
+                "iso": ("envelope", "iso"), "hdfs": ("envelope", "hdfs"), "plain": ("envelope",),
+                "docker": ("docker",), "json": ("json",),
+            }  # fmt: skip
 
 
 def test_batches_framed_together_have_the_rows_that_each_would_have_alone() -> None:
@@ -169,7 +174,17 @@ def test_lines_of_several_sources_are_records_as_those_of_each_alone() -> None:
     for number, formats_of_source in enumerate(several):
         alone = [are_records(pl.Series("raw", [line]), formats_of_source).item() for line in lines]
         assert found[which == number].tolist() == alone, formats_of_source
-    assert found.any() and not found.all()
+    fitting = {formats: np.flatnonzero(found[which == n]).tolist() for n, formats in enumerate(several)}
+    assert 3 in fitting.pop(())
+    assert fitting == {
+        ("iso",): [0],
+        ("level",): [1],
+        ("json",): [6],
+        ("envelope",): [6],
+        ("compose", "iso"): [0, 7],
+        ("docker",): [],
+        ("iso", "json"): [0, 6],
+    }
 
 
 def test_no_formats_are_looked_for_in_records_that_have_their_messages(

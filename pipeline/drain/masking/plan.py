@@ -99,7 +99,7 @@ def by_digit_shape(
     with_ids: Callable[[pl.DataFrame], pl.DataFrame],
     otherwise: Callable[[pl.Series], pl.DataFrame],
 ) -> pl.DataFrame | None:
-    """Columns `masked` and `pattern_id` of messages of one line each; None where the messages have too many
+    """Columns `masked` and `pattern_id` of messages of one line each. None where too few messages share their
     shapes.
 
     `with_ids` adds the pattern ids to a table of masked lines; `otherwise` masks many messages whose digits

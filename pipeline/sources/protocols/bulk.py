@@ -53,7 +53,7 @@ def decode_bulk(body: bytes, hints: Hints) -> Decoded:
 
 
 def _decoded_one_by_one(lines: Sequence[str], default: str, hints: Hints) -> Decoded:
-    """With blank lines before actions."""
+    """Line by line, for blank lines between pairs, and to name the line at fault."""
     actions: dict[str, str] = {}  # the index of each action, by its line: few lines differ
     documents: list[str] = []
     indices: list[str] = []

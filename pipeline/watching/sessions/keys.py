@@ -203,19 +203,19 @@ def find_keys(frame: pl.DataFrame, patterns: Sequence[KeyPattern] = ()) -> pl.Se
     # A record that has a key of some kind takes no further one.
     kinds = [kind for kind in _OTHERS if kind.name not in found or found[kind.name].null_count()]
     shapes = IdShapes(text, [kind.hint for kind in kinds if kind.hint in SHAPES])
-    near = dict(_near(text, shapes, kinds))
+    hinted = dict(_near(text, shapes, kinds))
     for kind in kinds:
-        rows = near.get(kind)
+        rows = hinted.get(kind)
         ids = None if shipped is None else shipped.ids(kind.hint)
         if ids is not None:
             _add(text, None, ids if rows is None else _said_first(text, rows, kind, ids), kind.name, found)
         elif rows is not None and kind.hint is VERSIONED:
             of, keys = shapes.uuids()
-            is_near = np.isin(of, rows.to_numpy())
+            is_hinted = np.isin(of, rows.to_numpy())
             _add(
                 text,
-                pl.Series(of[is_near], dtype=pl.UInt32),
-                keys.filter(pl.Series(is_near)),
+                pl.Series(of[is_hinted], dtype=pl.UInt32),
+                keys.filter(pl.Series(is_hinted)),
                 kind.name,
                 found,
             )
@@ -246,8 +246,8 @@ def _near(
 
 def _said_first(text: pl.Series, rows: pl.Series, kind: KeyPattern, ids: pl.Series) -> pl.Series:
     """The keys of all texts: one in the text itself, in these rows, comes before the id of the shipper."""
-    said = kind.keys(text.gather(rows))
-    return ids.clone().scatter(rows, said.zip_with(said.is_not_null(), ids.gather(rows)))
+    in_text = kind.keys(text.gather(rows))
+    return ids.clone().scatter(rows, in_text.zip_with(in_text.is_not_null(), ids.gather(rows)))
 
 
 def extract(frame: pl.DataFrame, patterns: Sequence[KeyPattern] = ()) -> pl.Series:
