@@ -132,14 +132,14 @@ def _formats_of(
     once together and once alone."""
     texts = Parts(gathered(parts, ["raw", "message"]), parts.heights)
     found: list[tuple[str, ...]] = [()] * len(workloads)
-    most: dict[str, int] = {}  # parts of a round, of workloads with one that did not fit
+    limits: dict[str, int] = {}  # parts of a round, of workloads with one that did not fit
     waiting: Sequence[int] = range(len(workloads))
     while waiting:
-        places, rest = _next_round(workloads, waiting, most)
+        places, deferred = _next_round(workloads, waiting, limits)
         expected = [trusted.of(workloads[place]) for place in places]
         some = texts.chosen(places)
         fit = _fitting(some, expected)
-        most = {workload: 2 * number for workload, number in most.items()}
+        limits = {workload: 2 * number for workload, number in limits.items()}
         looked_for: set[str] = set()
         later: list[int] = []
         for number, (place, formats, fits) in enumerate(zip(places, expected, fit, strict=True)):
@@ -153,25 +153,25 @@ def _formats_of(
                 trusted.tell(workload, found[place])
                 looked_for.add(workload)
                 if formats is not None:
-                    most[workload] = 1
-        waiting = [*later, *rest]
+                    limits[workload] = 1
+        waiting = [*later, *deferred]
     return found
 
 
 def _next_round(
-    workloads: Sequence[str], waiting: Sequence[int], most: dict[str, int]
+    workloads: Sequence[str], waiting: Sequence[int], limits: dict[str, int]
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """The waiting places up to `most` of each workload (none: all), and the others."""
-    if not most:
+    """The waiting places up to `limits` of each workload (none: all), and the others."""
+    if not limits:
         return waiting, ()
-    taken: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     places: list[int] = []
-    rest: list[int] = []
+    deferred: list[int] = []
     for place in waiting:
         workload = workloads[place]
-        taken[workload] += 1
-        (places if taken[workload] <= most.get(workload, len(workloads)) else rest).append(place)
-    return places, rest
+        counts[workload] += 1
+        (places if counts[workload] <= limits.get(workload, len(workloads)) else deferred).append(place)
+    return places, deferred
 
 
 def _formats_in(rows: pl.DataFrame) -> tuple[str, ...]:
