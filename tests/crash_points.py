@@ -412,7 +412,13 @@ def crashing(url: str, crash: Crash) -> "redis.Redis":
                 if crash.dead:
                     raise Killed
                 return run(*a, **o)
-            return crash.effect("pipeline", lambda: run(*a, **o), redis.ConnectionError("cut"))
+            commands = list(pipe.command_stack)
+
+            def run_all() -> Any:
+                pipe.command_stack = list(commands)  # which a first run has emptied
+                return run(*a, **o)
+
+            return crash.effect("pipeline", run_all, redis.ConnectionError("cut"))
 
         pipe.execute = watched_pipe
         return pipe

@@ -241,7 +241,8 @@ def test_a_batch_without_records_fails_alone_and_says_why(
     context: Context, workloads: list[str] | None
 ) -> None:
     sent(context, "a", "empty")
-    blob = pack_pushed(PushedRecords([], workloads=workloads))
+    source = context.client.get(context.ledger.keys.payload("empty"))
+    blob = pack_pushed(PushedRecords([], workloads=workloads), source=source)
     context.client.set(context.ledger.keys.payload("empty"), blob)
     assert ingest.run(context, "a") is None
     assert "has no records" in (ingest.run(context, "empty") or "")
