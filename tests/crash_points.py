@@ -48,6 +48,7 @@ MODULES: Final = {module.NAME: module for module in (ingest, infer, drain, store
 READS: Final = frozenset(
     [
         "GET",
+        "GETRANGE",
         "MGET",
         "HGET",
         "HMGET",
