@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from s3_server import S3Server
 
@@ -22,6 +22,7 @@ from pipeline.sources.backfill.pieces import Piece, cut, plan_name, turn_of
 from pipeline.sources.backfill.reading import Borders, Limits, read_piece
 from pipeline.sources.backfill.window import Window, time_of_object
 from pipeline.sources.chunks import Chunk, Cursor
+from pipeline.sources.elements import element_kind
 from pipeline.sources.files import read_file
 from pipeline.sources.folders import Filter, Skipped
 
@@ -92,9 +93,8 @@ def test_every_line_is_in_exactly_one_piece_however_readers_take_turns(
     lines: list[str], piece_bytes: int, before: int, order: random.Random, ended: bool
 ) -> None:
     text = "\n".join(lines).encode() + (b"\n" if ended else b"")
+    assume(text and element_kind(text) is None)  # of a JSON array the brackets are stored nowhere
     archive, borders = InMemory(text), borders_of(piece_bytes)
-    if not text:
-        return
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(border_search, "BEFORE", before)  # a framer that begins in the middle of a record
         patched.setattr(border_search, "BLOCK_BYTES", 64)
