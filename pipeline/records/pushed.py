@@ -148,7 +148,7 @@ class PushedRecords(msgspec.Struct, frozen=True, array_like=True, tag="records")
     def characters(self) -> int:
         """Characters of text."""
         columns = [self.messages] if self.raws is None else [self.messages, self.raws]
-        return sum(len(text) for column in columns for text in column if text)
+        return sum(sum(map(len, filter(None, column))) for column in columns)
 
     @property
     def latest(self) -> datetime | None:
