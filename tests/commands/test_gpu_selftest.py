@@ -66,6 +66,16 @@ def test_a_driver_that_shows_nothing_is_no_gpu(
     assert said.code == NO_GPU and "shows no GPU" in said.out
 
 
+@pytest.fixture
+def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of the locks of a machine with one GPU."""
+    driver = Driver(tmp_path)
+    driver.devices(Gpu(UUID))
+    driver.use(monkeypatch)
+    monkeypatch.setattr(selftest, "HOST_DIRECTORY", tmp_path / "locks")
+    return tmp_path / "locks"
+
+
 HOLD = """
 import json, os, sys
 from pathlib import Path
@@ -78,17 +88,13 @@ with host_lock(Path(sys.argv[1]), sys.argv[2], exclusive=True):
 
 @pytest.mark.usefixtures("no_door")
 def test_the_table_of_a_device_with_a_foreign_process_that_has_it_alone(
-    verb: Verb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    verb: Verb, locks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other process is real, and holds the lock as the check does, without CUDA."""
-    driver = Driver(tmp_path)
-    driver.devices(Gpu(UUID))
-    driver.use(monkeypatch)
-    monkeypatch.setattr(selftest, "HOST_DIRECTORY", tmp_path / "locks")
 
     def child(words: Sequence[str]) -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            [sys.executable, "-c", HOLD, str(tmp_path / "locks"), words[1]],
+            [sys.executable, "-c", HOLD, str(locks), words[1]],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
@@ -112,14 +118,10 @@ def test_the_table_of_a_device_with_a_foreign_process_that_has_it_alone(
 
 @pytest.mark.usefixtures("no_door")
 def test_a_device_that_a_stack_leases_is_no_failure(
-    verb: Verb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    verb: Verb, locks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver = Driver(tmp_path)
-    driver.devices(Gpu(UUID))
-    driver.use(monkeypatch)
-    monkeypatch.setattr(selftest, "HOST_DIRECTORY", tmp_path / "locks")
     monkeypatch.setattr(selftest, "ask_child", lambda kind, _uuid, _mib: GOOD[kind])
-    with host_lock(tmp_path / "locks", UUID, exclusive=False):
+    with host_lock(locks, UUID, exclusive=False):
         said = verb("selftest")
     assert said.code == 0, said
     (row,) = (row for row in said.out.splitlines() if "foreign process" in row)
