@@ -7,6 +7,7 @@ task, no scope and no messages of ASGI. Every other request goes the usual way o
 import asyncio
 import contextlib
 import functools
+import heapq
 import resource
 import socket
 from collections.abc import Iterator
@@ -20,7 +21,9 @@ from pipeline.workers.short_way.known_heads import KnownHead, parted_head
 from pipeline.workers.short_way.requests import WAITED, ShortRequest, ShortWay
 from pipeline.workers.sockets import TlsFiles
 
-MOST_CONNECTIONS: Final = 4_096
+MOST_CONNECTIONS: Final = 10_000
+# Idle ones that are closed at once where all places are taken, because a look at all of them takes some ms.
+_CLOSED_AT_ONCE: Final = 64
 # Of all files of this process that are no connections of senders.
 OTHER_FILES: Final = 128
 # For a whole request; one of ours is answered earlier (bodies.py). It also bounds silence after connecting.
@@ -52,10 +55,27 @@ class BoundedProtocol(HttpToolsProtocol):
         self._short_way = short_way
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        if len(self.connections) >= most_connections():
+        if len(self.connections) >= most_connections() and not self._close_idle():
             transport.abort()
         super().connection_made(transport)
         self._expect(REQUEST_S)
+
+    def _close_idle(self) -> bool:
+        """Closes connections without a request: first those that never had one, each time the oldest. So
+        nobody takes all places by connecting alone. False where each has a request."""
+        idle = (one for one in self.connections if isinstance(one, BoundedProtocol) and one.has_no_request())
+        oldest = heapq.nsmallest(
+            _CLOSED_AT_ONCE, idle, key=lambda one: (one.cycle is not None, one._due or 0.0)
+        )
+        for one in oldest:
+            one.transport.close()
+        return bool(oldest)
+
+    def has_no_request(self) -> bool:
+        """Whether nothing of a request has come that is not answered."""
+        if self._arriving or self._short is not None or self.transport.is_closing():
+            return False
+        return self.cycle is None or self.cycle.response_complete
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._due = None

@@ -86,6 +86,9 @@ def test_every_member_of_a_gzip_body_is_read_and_a_cut_one_is_refused(cut: int) 
     assert caught.value.kind is Refusal.UNDECODABLE
 
 
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
 def on_a_server(settings: Settings, use: Any, *, at: str = "http://127.0.0.1:0") -> Any:
     ledger = Ledger(connect(settings), settings)
     listener = Listener.parse(at)
@@ -125,16 +128,43 @@ def test_one_connection_too_many_is_turned_away_and_the_others_go_on(
 
     async def use(address: tuple[str, int]) -> bytes:
         reader, writer = await asyncio.open_connection(*address)
+        writer.write(HEALTH[:20])
+        await asyncio.sleep(0.1)  # the request has begun
         other, closing = await asyncio.open_connection(*address)
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await other.readexactly(1)
         closing.close()
-        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        writer.write(HEALTH[20:])
         answer = await reader.read()
         writer.close()
         return answer
 
     assert on_a_server(settings, use).startswith(b"HTTP/1.1 200")
+
+
+def test_who_only_connects_takes_no_place_from_others(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sender that has asked before keeps its connection, while some without a request are closed."""
+    monkeypatch.setattr(http_server, "most_connections", lambda: 20)
+    monkeypatch.setattr(http_server, "_CLOSED_AT_ONCE", 2)
+
+    async def use(address: tuple[str, int]) -> list[bytes]:
+        reader, writer = await asyncio.open_connection(*address)
+        answers = []
+        idle = []
+        for _ in range(3):
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            answers.append((await reader.read(4096)).split(b"\r\n")[0])
+            idle += [await asyncio.open_connection(*address) for _ in range(30)]
+        late, writing = await asyncio.open_connection(*address)
+        writing.write(HEALTH)
+        answers.append((await late.read()).split(b"\r\n")[0])
+        for _, one in [*idle, (late, writing), (reader, writer)]:
+            one.close()
+        return answers
+
+    assert on_a_server(settings, use) == [b"HTTP/1.1 200 OK"] * 4
 
 
 def test_a_listener_speaks_tls_with_its_files_and_refuses_others_in_a_sentence(
