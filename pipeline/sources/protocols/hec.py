@@ -7,6 +7,8 @@ keys are found in them: within an event that is an object, around an event that 
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
+from types import NoneType
 from typing import Any, Final
 
 import msgspec
@@ -75,16 +77,7 @@ def decode_events(body: bytes, hints: Hints) -> Decoded:
     moments = [event.time for event in events]
     times = [client_times.of_value(moment) for moment in moments]
     distinct = client_times.are_fine(times) and all(map(client_times.has_fraction, moments))
-    # Few combinations of host, source and index occur in one request.
-    origins = [
-        tuple(
-            text_form(value) or hints.query.get(name, "")
-            for name, value in zip(
-                _ORIGIN, (event.index, event.sourcetype, event.source, event.host), strict=True
-            )
-        )
-        for event in events
-    ]
+    origins = _origins(events, hints)
     by_origin = {origin: _workload(origin, hints) for origin in set(origins)}
     names = [by_origin[origin] for origin in origins]
     if hints.rules and not hints.workload:
@@ -114,6 +107,22 @@ def decode_events(body: bytes, hints: Hints) -> Decoded:
         workloads=[names[i] for i in rows],
     )
     return Decoded(records=records, distinct=distinct)
+
+
+def _origins(events: Sequence[_Event], hints: Hints) -> list[tuple[str, ...]]:
+    """The values of _ORIGIN of each event. Few combinations occur in one request."""
+    given = [(event.index, event.sourcetype, event.source, event.host) for event in events]
+    # Others may not be keys of a dict, or be equal as 1 and true are.
+    if set(map(type, chain.from_iterable(given))) <= {str, NoneType}:
+        known = {values: _origin(values, hints) for values in set(given)}
+        return [known[values] for values in given]
+    return [_origin(values, hints) for values in given]
+
+
+def _origin(values: Sequence[Any], hints: Hints) -> tuple[str, ...]:
+    return tuple(
+        text_form(value) or hints.query.get(name, "") for name, value in zip(_ORIGIN, values, strict=True)
+    )
 
 
 def decode_raw(body: bytes, hints: Hints) -> Decoded:

@@ -136,3 +136,9 @@ def test_answers_have_text_and_code_and_every_acknowledgement_is_true() -> None:
     assert json.loads(hec_acks(b'{"acks":[0,3]}')) == {"acks": {"0": True, "3": True}}
     with pytest.raises(Undecodable):
         hec_acks(b'{"acks":["x"]}')
+
+
+def test_values_that_are_equal_in_python_and_not_in_json_name_different_workloads() -> None:
+    events = [b'{"event":"a","source":1}', b'{"event":"b","source":true}', b'{"event":"c","source":["x"]}']
+    found = decode_events(b"".join(events), Hints()).records
+    assert found.services == ["1", "true", '["x"]']
