@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import functools
 import heapq
-import resource
 import socket
 from collections.abc import Iterator
 from typing import Any, Final
@@ -19,13 +18,10 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from pipeline.settings.listeners import Listener
 from pipeline.workers.short_way.known_heads import KnownHead, parted_head
 from pipeline.workers.short_way.requests import WAITED, ShortRequest, ShortWay
-from pipeline.workers.sockets import TlsFiles
+from pipeline.workers.sockets import TlsFiles, connection_limit
 
-MOST_CONNECTIONS: Final = 10_000
 # Idle ones that are closed at once where all places are taken, because a look at all of them takes some ms.
 _CLOSED_AT_ONCE: Final = 64
-# Of all files of this process that are no connections of senders.
-OTHER_FILES: Final = 128
 # For a whole request; one of ours is answered earlier (bodies.py). It also bounds silence after connecting.
 REQUEST_S: Final = 60.0
 STREAMED: Final = b"/upload"  # a journal may arrive for as long as it does arrive
@@ -269,6 +265,5 @@ class HttpServer:
 
 
 def most_connections() -> int:
-    """How many connections a process has at most: each of them is a file."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(16, min(MOST_CONNECTIONS, soft - OTHER_FILES))
+    """How many connections a server has at most, and a few where hardly a file may be open."""
+    return max(16, connection_limit())

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import functools
 import ipaddress
+import resource
 import socket
 import ssl
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from pipeline.settings.listeners import Listener
 
 # Ports tried from the wanted one on.
 TRIES: Final = 100
+MOST_CONNECTIONS: Final = 10_000  # of a listener
+_OTHER_FILES: Final = 128  # of its process, that are no connections of senders
 # Of datagrams: a burst of a second may fill it while the process of the intake does other work.
 RECEIVE_BYTES: Final = 8 * 1024 * 1024
 # Linux's SO_RCVBUFFORCE, which goes beyond net.core.rmem_max with the right CAP_NET_ADMIN.
@@ -173,3 +176,9 @@ def _host(header: str) -> str:
     if header.startswith("["):
         return header[1:].partition("]")[0]
     return header.partition(":")[0].strip().lower().removesuffix(".")
+
+
+def connection_limit() -> int:
+    """How many connections a listener takes at most, by the open files that this process may have."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(MOST_CONNECTIONS, soft - _OTHER_FILES)

@@ -7,7 +7,6 @@ or does not read its answers, is cut off. An error closes its own connection, wi
 
 import asyncio
 import contextlib
-import resource
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -22,13 +21,11 @@ from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
 from pipeline.workers.intake.door import Door
 from pipeline.workers.intake.rule_book import RuleBook
 from pipeline.workers.intake.taking import seconds_to_next_try
-from pipeline.workers.sockets import TlsFiles
+from pipeline.workers.sockets import TlsFiles, connection_limit
 
 # A message must end within this time, and a large one must go on by SLOW_BYTES in it.
 SLOW_S: Final = 60.0
 SLOW_BYTES: Final = 1024 * 1024
-MOST_CONNECTIONS: Final = 10_000
-_OTHER_FILES: Final = 128  # of this process, that are no connections of a listener
 # How long a server that stops waits for the answers that clients wait for, and then for what is gathered.
 STOP_S: Final = 4.0
 _AT_ONCE: Final = 32 * 1024
@@ -200,8 +197,7 @@ class StreamServer(ABC):
 
     def begin(self, connection: Connection) -> None:
         """A client has connected."""
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        limit = min(MOST_CONNECTIONS, files - _OTHER_FILES)
+        limit = connection_limit()
         if len(self._connections) >= limit:
             connection.abort()
             if time.monotonic() - self._warned >= _QUIET_S:

@@ -19,7 +19,7 @@ from pipeline.redis.connection import connect
 from pipeline.service.access.keys import SenderKeys
 from pipeline.settings import Settings
 from pipeline.settings.listeners import Listener
-from pipeline.workers import http_server
+from pipeline.workers import http_server, sockets
 from pipeline.workers.intake import bodies
 from pipeline.workers.intake.bodies import Room, receive_body
 from pipeline.workers.intake.door import Door
@@ -187,6 +187,6 @@ def test_a_listener_speaks_tls_with_its_files_and_refuses_others_in_a_sentence(
 
 
 def test_the_bound_of_connections_leaves_files_for_other_things() -> None:
-    assert 16 <= http_server.most_connections() <= http_server.MOST_CONNECTIONS
+    assert 16 <= http_server.most_connections() <= sockets.MOST_CONNECTIONS
     with socket.create_server(("127.0.0.1", 0)):
         assert http_server.most_connections() > 0

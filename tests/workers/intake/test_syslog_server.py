@@ -15,6 +15,7 @@ from polling import wait_until
 from tls_redis import Certificates
 
 from pipeline.records.delivery import NO_IDENTITY
+from pipeline.workers import sockets
 from pipeline.workers.intake import connections, gathering, syslog_server
 from pipeline.workers.intake.syslog_server import SyslogDatagrams, SyslogServer
 from pipeline.workers.sockets import TlsFiles, open_datagrams
@@ -215,7 +216,7 @@ def test_five_thousand_idle_connections_cost_little(
     with serving(server, server.start(listening())), contextlib.ExitStack() as stack:
         clients = [stack.enter_context(socket.create_connection(server.address)) for _ in range(20)]
         assert wait_until(lambda: len(server._connections) == 20, timeout_s=TIMEOUT_S, poll_s=0.01)
-        monkeypatch.setattr(connections, "MOST_CONNECTIONS", 20)
+        monkeypatch.setattr(sockets, "MOST_CONNECTIONS", 20)
         late = stack.enter_context(socket.create_connection(server.address, timeout=TIMEOUT_S))
         with contextlib.suppress(ConnectionError):
             assert late.recv(1) == b""
