@@ -179,23 +179,16 @@ def _of_limit(one: Reading, ask: Ask) -> DeviceCheck:
 
 def _of_lock(one: Reading, context_mib: int) -> DeviceCheck:
     """A process of nobody's pool has the device alone: nobody else begins there, and the driver shows it.
-    Nobody can have a device alone where a stack of this machine leases it."""
+    It is skipped where a program of this machine has a lease of the device."""
     name = "exclusive use by a foreign process"
-    try:
-        with host_lock(HOST_DIRECTORY, one.uuid, exclusive=True, wait_s=0):
-            pass
-    except LeaseRefused:
+    if not _can_hold(one.uuid, exclusive=True):
         words = "a program has a lease of the device; try again without one, as without `logweir up`"
         return DeviceCheck(check=name, device=one.uuid, verdict=CheckResult.SKIPPED, measured=words)
     with child(["hold", one.uuid, str(context_mib)]) as process:
         facts = _last_line(process)
         if "pid" not in facts:
             return _check(name, one.uuid, facts or {"error": "no answer"}, str)
-        try:
-            with host_lock(HOST_DIRECTORY, one.uuid, exclusive=False, wait_s=0):
-                refused = False
-        except LeaseRefused:
-            refused = True
+        refused = not _can_hold(one.uuid, exclusive=False)
         pids = {p.pid for other in _readings() if other.uuid == one.uuid for p in other.processes or ()}
     seen = facts["pid"] in pids
     words = f"{'kept' if refused else 'did not keep'} another process out; the driver " + (
@@ -203,6 +196,15 @@ def _of_lock(one: Reading, context_mib: int) -> DeviceCheck:
     )
     verdict = CheckResult.PASSED if refused else CheckResult.FAILED
     return DeviceCheck(check=name, device=one.uuid, verdict=verdict, measured=words)
+
+
+def _can_hold(uuid: str, *, exclusive: bool) -> bool:
+    """Whether this process may hold the device now, alone or together with others."""
+    try:
+        with host_lock(HOST_DIRECTORY, uuid, exclusive=exclusive, wait_s=0):
+            return True
+    except LeaseRefused:
+        return False
 
 
 def _readings() -> Sequence[Reading]:
