@@ -2,9 +2,10 @@
 
 OTLP comes as an SDK sends it: the message without its header (a blank in front would continue the record
 before it), a severity, two attributes, the ids of a trace.
-`_bulk` and Loki come as Fluent Bit and Alloy send files of pods: every physical line for itself, headers and
-all, with their User-Agent. rsyslog and winston-loki have none, and the intake gives each of their records an
-identity. Each record has a time of its own in microseconds, so an equal body is the same request."""
+`_bulk` and Loki come as Fluent Bit and Alloy send files of pods. Every physical line is sent alone with its
+header, and each request has their User-Agent. rsyslog and winston-loki send none. The intake gives each of
+their records an identity. Each record has a time of its own in microseconds, so an equal body is the same
+request."""
 
 import gzip
 from collections.abc import Callable, Iterable, Sequence

@@ -12,8 +12,10 @@ from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
 if TYPE_CHECKING:
     import polars as pl
 
-WIRE_VERSION: Final = 3  # 1: frames were Arrow files; 2: pushed payloads were packed by zlib alone
-FRAME_WIRE: Final = 2  # of batches without a payload of version 3: workers of that build read them too
+# Of version 1 frames were Arrow files. Of version 2 all pushed payloads were packed by zlib.
+WIRE_VERSION: Final = 3
+# The version of batches without a payload by Zstandard, so that workers of that build read them too.
+FRAME_WIRE: Final = 2
 # The workload of a batch whose records name their own. Names of workloads are printable, this is not.
 SEVERAL: Final = "\tseveral"
 PREFIX_BYTES: Final = 8  # of the length of a part of a digest
@@ -43,7 +45,7 @@ class Batch:
     formats: tuple[str, ...]  # names of `pipeline.sources.formats`, most likely first
     zone: str  # IANA zone of header times without offset
     records: "pl.DataFrame | Pushed"  # RAW_SCHEMA, or as a producer packed them
-    lines: int | None = None  # physical ones, where they are counted already
+    lines: int | None = None  # physical lines, if they are counted already
     content: str = ""  # tells batches of one id apart; "": a digest of the records does
 
     @property

@@ -183,22 +183,22 @@ def _formats_in(rows: pl.DataFrame) -> tuple[str, ...]:
 def _fitting(texts: Parts[pl.DataFrame], expected: Sequence[tuple[str, ...] | None]) -> list[bool]:
     """Whether each unparsed record of a part is plainly one of the part's expected formats. `texts`: columns
     `raw` and `message`."""
-    fit = [formats is not None for formats in expected]
-    if not any(fit) or not texts.whole["message"].null_count():
-        return fit
+    has_formats = [formats is not None for formats in expected]
+    if not any(has_formats) or not texts.whole["message"].null_count():
+        return has_formats
     # The objects of a collector are alike, whatever lines they hold.
     likely = [DOCUMENTS if formats and are_read_as_documents(formats) else formats for formats in expected]
     misfits = _misfits(texts, likely)
-    again = [
+    to_compare = [
         number
         for number, (first, formats) in enumerate(zip(likely, expected, strict=True))
         if misfits[number] and first != formats
     ]
-    if again:
-        others = _misfits(texts.chosen(again), [expected[number] for number in again])
-        for number, misfit in zip(again, others, strict=True):
+    if to_compare:
+        others = _misfits(texts.chosen(to_compare), [expected[number] for number in to_compare])
+        for number, misfit in zip(to_compare, others, strict=True):
             misfits[number] = misfit
-    return [known and not misfit for known, misfit in zip(fit, misfits, strict=True)]
+    return [has and not misfit for has, misfit in zip(has_formats, misfits, strict=True)]
 
 
 def _misfits(texts: Parts[pl.DataFrame], formats: Sequence[tuple[str, ...] | None]) -> list[bool]:

@@ -104,8 +104,8 @@ def test_a_member_with_a_name_that_no_decoder_takes_is_read_alone() -> None:
 
 PIECES = st.sampled_from(
     (
-        '"log":"', '"log" : "', '"kubernetes":{', ',"kubernetes":{', ',"stream":"stdout"', ',"stream":"stderr",',
-        '"date":1', '"textPayload":"', '"message":"', '"ingestionTime":1', '"', ",", "{", "}", " ", "\n", "x",
+        '"log":"', '"log" : "', '"kubernetes":{', ',"kubernetes":{', ',"stream":"stdout"',
+        ',"stream":"stderr",', '"date":1', '"textPayload":"', '"message":"', '"ingestionTime":1', '"', ",", "{", "}", " ", "\n", "x",
     )
 )  # fmt: skip
 

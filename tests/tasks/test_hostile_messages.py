@@ -220,8 +220,8 @@ def test_wake_ups_by_one_command_lie_in_order_in_the_form_that_celery_sees(
     ids = ["a", "b", "\U0001f600" * guard.MAX_ID]
     new = [
         Batch(
-            batch_id=name, workload="\U0001f600" * 200, source="intake", source_key="0" * 16, purpose=Purpose.SCORE,
-            arrived=utc_now(), formats=(), zone="UTC", records=PushedRecords(["one", "two"]),
+            batch_id=name, workload="\U0001f600" * 200, source="intake", source_key="0" * 16,
+            purpose=Purpose.SCORE, arrived=utc_now(), formats=(), zone="UTC", records=PushedRecords(["one", "two"]),
         )
         for name in ids
     ]  # fmt: skip

@@ -111,12 +111,12 @@ def decode_events(body: bytes, hints: Hints) -> Decoded:
 
 def _origins(events: Sequence[_Event], hints: Hints) -> list[tuple[str, ...]]:
     """The values of _ORIGIN of each event. Few combinations occur in one request."""
-    given = [(event.index, event.sourcetype, event.source, event.host) for event in events]
+    values_of_events = [(event.index, event.sourcetype, event.source, event.host) for event in events]
     # Others may not be keys of a dict, or be equal as 1 and true are.
-    if set(map(type, chain.from_iterable(given))) <= {str, NoneType}:
-        known = {values: _origin(values, hints) for values in set(given)}
-        return [known[values] for values in given]
-    return [_origin(values, hints) for values in given]
+    if set(map(type, chain.from_iterable(values_of_events))) <= {str, NoneType}:
+        origins = {values: _origin(values, hints) for values in set(values_of_events)}
+        return [origins[values] for values in values_of_events]
+    return [_origin(values, hints) for values in values_of_events]
 
 
 def _origin(values: Sequence[Any], hints: Hints) -> tuple[str, ...]:

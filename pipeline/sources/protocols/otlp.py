@@ -91,13 +91,13 @@ def _of_stated(message: ExportLogsServiceRequest, hints: Hints) -> Decoded | Non
                 fields = stated_fields(value, severity or number, event)
                 attributes = record.attributes
                 for pair in _bounded(attributes):
-                    key, held = pair.key, pair.value
+                    key, any_value = pair.key, pair.value
                     if key in RESERVED:
                         # Two keys may get one name, so a later value is not always the one that stands.
                         fields = stated_fields(value, severity or number, event)
                         add_attributes(fields, _pairs(attributes))
                         break
-                    fields[key] = held.string_value or _value(held)
+                    fields[key] = any_value.string_value or _value(any_value)
                 if trace := record.trace_id:
                     fields["trace_id"] = trace.hex()
                 if span := record.span_id:

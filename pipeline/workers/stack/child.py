@@ -50,7 +50,7 @@ def end(processes: "Sequence[subprocess.Popen[bytes]]", *, within_s: float = STO
 def restart_dead(
     children: list[Child[Crashes]], start: "Callable[[Child[Crashes]], subprocess.Popen[bytes]]"
 ) -> list[Child[Crashes]]:
-    """Starts dead ones again; one that keeps dying is given up and leaves `children`. Those that had died."""
+    """Starts dead ones again, and returns them. One that keeps dying is given up and leaves `children`."""
     dead = [child for child in children if child.process.poll() is not None]
     for child in dead:
         logger(worker=child.name).error("worker.died", code=child.process.returncode)

@@ -173,8 +173,8 @@ def of_bulk(read: Callable[[], Decoded]) -> object:
 @given(
     st.lists(
         st.sampled_from(
-            ['{"create":{"_index":"a"}}', '{"index":{}}', ' {"create":{}}\r', "", " ", '{"delete":{}}', '{"log":"up"}',
-             '{"log":"down"}\r', "no document"]
+            ['{"create":{"_index":"a"}}', '{"index":{}}', ' {"create":{}}\r', "", " ", '{"delete":{}}',
+             '{"log":"up"}', '{"log":"down"}\r', "no document"]
         ),
         max_size=9,
     )

@@ -321,7 +321,7 @@ def test_an_empty_request_is_a_success_without_a_batch(settings: Settings) -> No
 def test_records_keep_their_columns_and_order_when_they_are_grouped_and_cut() -> None:
     first = PushedRecords(["a1", "b1", "a2"], levels=["info", None, "error"], workloads=["a", "b", "a"])
     second = PushedRecords([None, "a3"], raws=["raw b2", None], workloads=["b", "a"])
-    found = window_batches(counted(first, second), arrived=None, zone="UTC", max_records=3, max_bytes=10**6)  # type: ignore[arg-type]
+    found = window_batches(counted(first, second), arrived=NOW, zone="UTC", max_records=3, max_bytes=10**6)
     columns = ("messages", "levels", "raws", "workloads", "places")
     assert [(b.workload, *(getattr(b.records, name) for name in columns)) for b in found] == [
         (SEVERAL, ["a1", "b1", "a2"], ["info", None, "error"], [None] * 3, ["a", "b", "a"], None),
@@ -337,11 +337,11 @@ def test_a_workload_of_many_records_and_one_that_is_skipped_have_batches_of_thei
     one = PushedRecords(list("abcdef"), workloads=["many", "few", "many", "off", "many", "other"])
     found = window_batches(
         counted(one),
-        arrived=None,
+        arrived=NOW,
         zone="UTC",
         max_records=9,
         max_bytes=10**6,
-        alone=lambda name: name == "off",  # type: ignore[arg-type]
+        alone=lambda name: name == "off",
     )
     assert [(b.workload, b.records.messages, b.records.workloads) for b in found] == [  # type: ignore[union-attr]
         ("many", ["a", "c", "e"], None),
@@ -352,7 +352,7 @@ def test_a_workload_of_many_records_and_one_that_is_skipped_have_batches_of_thei
 
 def test_a_group_larger_than_a_batch_may_be_is_cut_by_bytes() -> None:
     wide = PushedRecords(["x" * 400, "y" * 400, "z" * 400], workloads=["w"] * 3)
-    found = window_batches(counted(wide), arrived=None, zone="UTC", max_records=100, max_bytes=900)  # type: ignore[arg-type]
+    found = window_batches(counted(wide), arrived=NOW, zone="UTC", max_records=100, max_bytes=900)
     assert [len(b.records.messages) for b in found] == [2, 1]  # type: ignore[union-attr]
 
 
