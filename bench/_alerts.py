@@ -11,10 +11,8 @@ import polars as pl
 
 from bench._learnt import learn_and_score, verdicts
 from bench._triage_data import SYSTEMS, framed, prepared
-from bench._triage_split import NEW_TEMPLATE, tree_of
+from bench._triage_split import tree_of
 from pipeline.drain.masking.mask_set import MaskSet
-from pipeline.models.threshold import Mode
-from pipeline.records.schema import SAMPLE_SCHEMA
 from pipeline.records.verdict import pattern_ids
 
 LEARNT: Final = 0.4  # of the lines of a system, in the order of time
@@ -70,16 +68,14 @@ def _judged_later(rows: pl.DataFrame, seed: int) -> dict[str, Any]:
         masked = lines["masked"].to_list()
         ids = [tree.match(line, severe=False) for line in masked]
         return lines.with_columns(
-            template_id=pl.Series([NEW_TEMPLATE if at is None else at for at in ids], dtype=pl.Int64),
+            template_id=pl.Series(ids, dtype=pl.Int64),
             pattern_id=pl.Series(pattern_ids(masked), dtype=pl.UInt64),
             severe=pl.lit(value=False),
             level=pl.lit(None, dtype=pl.String),
         )
 
     few = placed(few)
-    evidence, knowledge = learn_and_score(
-        placed(sample).select(list(SAMPLE_SCHEMA)), few["masked"].to_list(), seed=seed, mode=Mode.SELF
-    )
+    evidence, knowledge = learn_and_score(placed(sample), few["masked"].to_list(), seed=seed, baseline=False)
     flags = [bool(one.anomalous) for one in verdicts(few, evidence, knowledge)]
     judged = later.join(few.select("masked", flagged=pl.Series(flags, dtype=pl.Boolean)), on="masked")
     by_line = judged.group_by("masked").agg(pl.col("severe").mean() > 0.5, pl.col("flagged").any())

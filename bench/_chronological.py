@@ -1,7 +1,7 @@
 """Blue Gene/L in the order of time: learn from the first part as it is, faults and all, then judge every
 line.
 
-The training part carries no labels and holds faults (Mode.SELF), as a user's log does. A category of alerts
+The training part carries no labels and holds faults, as a user's log does. A category of alerts
 counts as found when one of its lines is flagged; a false alarm is a distinct masked line without any alert
 that is flagged. Both are reported for the lines after the training part, and for the whole log, since the
 product judges all of it."""
@@ -19,8 +19,6 @@ from bench._learnt import learn_and_score, verdicts
 from bench._triage_data import tagged
 from bench._triage_split import tree_of
 from pipeline.drain.masking.mask_set import MaskSet
-from pipeline.models.threshold import Mode
-from pipeline.records.schema import SAMPLE_SCHEMA
 from pipeline.records.verdict import pattern_ids
 
 SHARES: Final = (0.4, 0.1)  # of the lines; two of the five categories end within the first 40 %
@@ -48,12 +46,12 @@ def _one(rows: pl.DataFrame, share: float, seeds: int, edition: str) -> dict[str
         pattern_id=pl.Series(pattern_ids(lines["masked"].to_list()), dtype=pl.UInt64),
     )
     learnt = rows.filter(~pl.col("after")).group_by("masked", "severe").agg(pl.len().alias("count"))
-    sample = learnt.join(lines, on=["masked", "severe"]).select(list(SAMPLE_SCHEMA))
+    sample = learnt.join(lines, on=["masked", "severe"])
     known = set(sample["template_id"])
     masked = lines["masked"].to_list()
     runs: list[dict[str, Any]] = []
     for seed in range(1, seeds + 1):
-        evidence, knowledge = learn_and_score(sample, masked, seed=seed, mode=Mode.SELF, edition=edition)
+        evidence, knowledge = learn_and_score(sample, masked, seed=seed, baseline=False, edition=edition)
         flags = [bool(v.anomalous) for v in verdicts(lines, evidence, knowledge)]
         runs.append(found(rows, lines, flags))
     rules = {

@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from bench import _fuzz_streams as streams
 from pipeline.records.batch import Batch, Purpose
 from pipeline.records.payload import pack, unpack
-from pipeline.sources.protocols import bulk, hec, journal, lines, loki, otlp
+from pipeline.sources.protocols import bulk, hec, journal, lines, loki, otlp, otlp_json
 from pipeline.sources.protocols.contract import Decoded, Decoder, Hints
 from pipeline.sources.protocols.loki_messages import PushRequest
 
@@ -145,7 +145,7 @@ _JOURNAL = (
 
 REQUESTS = {
     "otlp protobuf": Requests(decode=otlp.decode_protobuf, seeds=(otlp_request().SerializeToString(),)),
-    "otlp json": Requests(decode=otlp.decode_json, seeds=(_otlp_json(),)),
+    "otlp json": Requests(decode=otlp_json.decode_json, seeds=(_otlp_json(),)),
     "bulk": Requests(
         decode=bulk.decode_bulk,
         seeds=(b"".join(_dumped({"create": {"_index": "logs-2026.11.20"}}, d) + b"\n" for d in _DOCUMENTS),),

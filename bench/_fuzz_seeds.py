@@ -10,8 +10,8 @@ from typing import Any
 import msgpack
 import polars as pl
 
-from pipeline.commands.format_examples import EXAMPLES
 from pipeline.records.batch import Batch, Purpose
+from pipeline.records.declared import shipped_formats
 from pipeline.records.delivery import Meta
 from pipeline.records.payload import pack
 from pipeline.records.pushed import pushed
@@ -23,7 +23,7 @@ NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
 # Lines with more in them than the examples of the formats in RECORDS.
 LINES = (
-    *EXAMPLES.values(),
+    *(form.example for form in shipped_formats()),
     "- 1117838570 2005.06.03 R02-M1-N0 2005-06-03-15.42.50.363779 R02-M1-N0 RAS KERNEL INFO instruction "
     "cache parity error corrected",
     "- 1131566461 2005.11.09 dn228 Nov 9 12:01:01 dn228/dn228 crond(pam_unix)[2915]: session closed for user "
@@ -88,7 +88,7 @@ LINES = (
 )  # fmt: skip
 # With LINES, every format and both kinds of tables (tests/tasks/test_hostile_payloads.py).
 RECORDS = (
-    *EXAMPLES.values(),
+    *(form.example for form in shipped_formats()),
     'Timestamp,Level,Service,Message,User\n2026-11-20T10:00:00.5Z,ERROR,cart,"no ""stock"", at\nall",ann\n'
     "2026-11-20T10:00:01+01:00,info,pay,,bob\n2026-11-20T10:00:02Z,Warn,cart,low\n",
     "date\ttime\thost\tseverity\tmsg\n2026-11-20\t10:00:00\th1\tINFO\tup\n2026-11-20\t10:00:01\th2\tFATAL\tdead\n",
@@ -267,21 +267,11 @@ def manifests() -> list[bytes]:
             {
                 "format": 1, "version": "v1", "created": "2026-01-02T03:04:05+00:00", "mode": "baseline", "mask_version": "abc",
                 "tokens": ["<IP>"], "config": {"model": {"hidden": 8}}, "calibration": calibration,
-                "stats": dict.fromkeys(numbers, 1) | {"hold_out": "2 folds", "device": "cpu"}, "seed": 1, "template_watermark": 2,
+                "stats": dict.fromkeys(numbers, 1) | {"device": "cpu"}, "seed": 1,
                 "parent": None, "held_out": [1], "files": {"model.safetensors": {"size": 7, "sha256": "0" * 64}},
             }
         ).encode()
     ]  # fmt: skip
-
-
-def weights() -> list[bytes]:
-    header = json.dumps(
-        {
-            "a.weight": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]},
-            "__metadata__": {"format": "pt"},
-        }
-    ).encode()
-    return [len(header).to_bytes(8, "little") + header + bytes(16)]
 
 
 def stored() -> list[bytes]:

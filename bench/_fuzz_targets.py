@@ -5,7 +5,6 @@ is such a thing: no line lost, no message let through that is not only ids, one 
 works on columns costs the same for one input as for hundreds, so such a target takes many independent ones
 together and checks each."""
 
-import io
 import json
 import zlib
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import unpack_template
 from pipeline.errors import LogweirError
 from pipeline.messages import filter as guard
-from pipeline.models.bundle import Manifest, weights_header
+from pipeline.models.bundle import Manifest
 from pipeline.opensearch import scan, training
 from pipeline.records.delivery import Meta
 from pipeline.records.levels import LEVELS
@@ -201,10 +200,6 @@ def _manifest(data: bytes) -> None:
     Manifest.from_json(manifest.to_json())
 
 
-def _weights(data: bytes) -> None:
-    weights_header(io.BytesIO(data), len(data))
-
-
 def _times(inputs: Sequence[bytes]) -> None:
     texts: dict[str, list[str]] = {}
     for data in inputs:
@@ -289,7 +284,6 @@ TARGETS = {
         Target(name="message", run=_alone(_message), seeds=seeds.messages, words=(b'"__type__"', b'"__value__"', b"callbacks", b"1e999")),
         Target(name="stored", run=_alone(_stored), seeds=seeds.stored, words=(b"\xc1", b"\xdd\xff\xff\xff\xff", b"NaN", b"1e999")),
         Target(name="manifest", run=_alone(_manifest), seeds=seeds.manifests, words=(b"NaN", b"1e999", b"[" * 2000, b"9" * 5000)),
-        Target(name="weights", run=_alone(_weights), seeds=seeds.weights, words=(b'"shape"', b"[" * 2000, b"99999999999999999999")),
         Target(name="request", run=_alone(requests.run), seeds=requests.seeds, words=seeds.REQUEST_WORDS),
         Target(name="payload", run=_alone(_payload), seeds=seeds.payloads, words=(b"\xff\xff\xff\x7f", b"\xff" * 8, b"\0" * 8)),
         Target(name="documents", run=_documents, seeds=seeds.documents, words=seeds.JSON_WORDS, made=seeds.document, together=256),

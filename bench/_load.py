@@ -26,7 +26,6 @@ ENVIRONMENT: Final = {
     "LOGWEIR_METRICS": "no",
     "LOGWEIR_INTAKE": "",
     "LOGWEIR_API": "",
-    "LOGWEIR_TRAIN_SECONDS": "5",
     "LOGWEIR_INGEST_PROCESSES": "2",
 }
 

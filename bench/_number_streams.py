@@ -12,7 +12,6 @@ import numpy as np
 import polars as pl
 
 from pipeline.drain.masking.mask_set import MaskSet
-from pipeline.drain.masking.masks import shipped
 from pipeline.drain.templates import Templates
 from pipeline.records.levels import ERROR_LEVELS
 from pipeline.records.schema import raw_frame
@@ -51,7 +50,7 @@ def value_stream(name: str, lines: Sequence[str]) -> ValueStream:
     parsed = formats.parse(
         raw_frame(list(lines)), names, arrived=datetime(2026, 1, 1, tzinfo=UTC), zone="UTC"
     )
-    masked = MaskSet.load(shipped()).mask(parsed["message"])["masked"]
+    masked = MaskSet.load().mask(parsed["message"])["masked"]
     severe = parsed["level"].is_in(list(ERROR_LEVELS)).fill_null(False)
     tree = Templates(similarity=0.7, depth=4, per_workload=5000)
     known: dict[tuple[str, bool], int] = {}

@@ -103,7 +103,6 @@ def through(folder: Path, count: int) -> dict[str, Any]:
             metrics=False,
             api="",
             intake="",
-            train_seconds=10.0,
         )
         workloads = '{"c1":{"shop":["web","cart","pay"]}}'
         peers = ("all", "--no-inference", "--gpu", "--workloads", workloads)

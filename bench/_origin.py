@@ -18,10 +18,10 @@ from typing import Any, Final
 
 import polars as pl
 
+from bench._running import own_redis
 from bench._shop_data import ShopFault, shop_half
 from bench._shop_numbers import number_findings, shop_streams
 from bench._units_data import taught_verdicts
-from bench.watching import own_redis
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import BadInput
 from pipeline.ledger.ledger import Ledger
@@ -104,12 +104,12 @@ def _severity(reasons: Sequence[str], severe: bool) -> int:
 
 
 def _models(baseline: pl.DataFrame) -> Mapping[str, SessionModel]:
-    sampler = SessionSampler(timeout_s=_TIMEOUT_S, spotless=False)
+    sampler = SessionSampler(timeout_s=_TIMEOUT_S)
     page = baseline.select("raw", "timestamp", "template_id", pl.col("service").alias("workload"))
     blank = {
         name: pl.lit(None, dtype=kind) for name, kind in LEARN_SCHEMA.items() if name not in page.columns
     }
-    sampler.add(page.with_columns(**blank).select(list(LEARN_SCHEMA)))
+    sampler.add(page.with_columns(**blank).select(list(LEARN_SCHEMA)), baseline=True)
     return sampler.learn()
 
 

@@ -16,7 +16,6 @@ import numpy as np
 import polars as pl
 
 from pipeline.drain.masking.mask_set import MaskSet
-from pipeline.drain.masking.masks import shipped
 from pipeline.drain.templates import Templates
 from pipeline.records.levels import ERROR_LEVELS
 from pipeline.records.schema import raw_frame
@@ -85,7 +84,7 @@ def _counted(name: str, lines: list[str]) -> Stream:
     records = raw_frame(lines)
     names = formats.detect(lines[:200])
     parsed = formats.parse(records, names, arrived=datetime(2026, 1, 1, tzinfo=UTC), zone="UTC")
-    masked = MaskSet.load(shipped()).mask(parsed["message"])["masked"]
+    masked = MaskSet.load().mask(parsed["message"])["masked"]
     severe = parsed["level"].is_in(list(ERROR_LEVELS)).fill_null(False)
     frame = pl.DataFrame(
         {"masked": masked, "severe": severe, "minute": parsed["timestamp"].dt.epoch("s") // 60}

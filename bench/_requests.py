@@ -19,8 +19,9 @@ import msgspec
 import polars as pl
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
+from bench._log_files import read_file
 from bench._shipper import Request
-from pipeline.sources import files, formats
+from pipeline.sources import formats
 from pipeline.sources.protocols.loki_messages import PushRequest
 
 NAMESPACE: Final = "bench"
@@ -61,7 +62,7 @@ class Part(NamedTuple):
 def records_of(path: Path) -> list[Record]:
     """The records of a file with their messages and levels, as the pipeline reads them."""
     found: list[Record] = []
-    for chunk in files.read_file(path):
+    for chunk in read_file(path):
         rows = formats.parse(chunk.records, chunk.formats, arrived=datetime.now(UTC), zone="UTC")
         columns = pl.DataFrame(
             {

@@ -15,6 +15,9 @@ from typing import Any
 
 import psutil
 
+from pipeline.settings import Settings
+from pipeline.workers.stack.private_redis import PrivateRedis
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
@@ -106,3 +109,16 @@ def scratch() -> Iterator[Path]:
     """A directory that is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="logweir-bench-") as folder:
         yield Path(folder)
+
+
+@contextmanager
+def own_redis(folder: Path, **more: Any) -> Iterator[Settings]:
+    """A Redis with these settings."""
+    settings = Settings(data_dir=folder, **more)
+    server = PrivateRedis(settings)
+    process = server.start()
+    try:
+        yield settings.replace(redis_url=server.url, lease_ttl_ms=3_600_000)
+    finally:
+        process.terminate()
+        process.wait(20)

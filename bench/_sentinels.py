@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 MASTER: Final = "main"
+FAILOVER_TIMEOUT_MS: Final = 6_000
 
 
 def server_lines(*, password: str = "", master_port: int = 0) -> list[str]:
@@ -24,7 +25,7 @@ def sentinel_lines(
     """Of a sentinel. `password` is that of the servers, `own_password` its own."""
     lines = [f"sentinel monitor {MASTER} 127.0.0.1 {master_port} 2"]
     lines += [f"sentinel down-after-milliseconds {MASTER} {down_after_ms}"]
-    lines += [f"sentinel failover-timeout {MASTER} 6000"]
+    lines += [f"sentinel failover-timeout {MASTER} {FAILOVER_TIMEOUT_MS}"]
     if password:
         lines.append(f"sentinel auth-pass {MASTER} {password}")
     if own_password:

@@ -64,7 +64,7 @@ def hdfs(data: Path, seeds: int = 5) -> dict[str, Any]:
         "rules": {
             name: f1_of(scores_ > limit, wrong, times)["f1"]
             for name, scores_, limit in zip(
-                ("counts", "length", "order"), model.scores(sessions).T, model.limits(), strict=True
+                ("counts", "order"), model.scores(sessions).T, model.limits(), strict=True
             )
         },
         "baselines": _plain(list(train), sessions, wrong, times),

@@ -24,7 +24,7 @@ from pipeline.watching.rows import WatcherFinding, finding_rows
 from pipeline.watching.sessions.model import SessionModel
 from pipeline.watching.units.evidence import surprises
 from pipeline.watching.units.own_time import spans_of
-from pipeline.watching.units.ranking import weigh_units
+from pipeline.watching.units.ranking import rank_units, weigh_units
 from pipeline.watching.units.unit_lines import (
     UNIT_LINES,
     UnitFold,
@@ -78,6 +78,7 @@ def measure(folder: Path = SHOP, half: str = TESTING, *, more: Sequence[str] = (
             "rules": {name: areas[name] for name in RULES if name != "count"},
             "units": {"judged": len(judged.faults) * len(judged.services), "sick": len(judged.faults)},
             "alerts": alerts(judged, recorded),
+            "calm": none_unusual(judged),
         },
         "origin": {
             "faults": len(judged.faults),
@@ -120,6 +121,22 @@ def alerts(judged: ShopJudged, half: ShopHalf) -> dict[str, Any]:
     pairs = zip(judged.faults, judged.windows, strict=True)
     found = sum((fault.service, window) in told for fault, window in pairs)
     return rate | {"recall": round(found / len(judged.faults), 4)}
+
+
+def none_unusual(judged: ShopJudged) -> dict[str, int]:
+    """Of the normal windows, each beside the others, those in which no service is called unusual."""
+    normal = pl.col("window") < FAULTS_FROM
+    windows = judged.lines.filter(normal)["window"].unique().to_list()
+    found = [
+        rank_units(
+            _folded(judged, pl.col("window") == window),
+            _folded(judged, normal & (pl.col("window") != window)),
+            {},
+            limit=0,
+        ).unusual
+        for window in windows
+    ]
+    return {"windows": len(windows), "none_unusual": found.count(0)}
 
 
 def judge(half: ShopHalf, numbers: Sequence[Sequence[WatcherFinding]]) -> ShopJudged:
@@ -196,7 +213,7 @@ def _found(lines: pl.DataFrame) -> pl.DataFrame:
                 if verdict.anomalous
             ]
     rows_ = [
-        (service, window, None, 0, _CAUSE, True, p_value, True, *[None] * 7)
+        (service, window, None, 0, _CAUSE, True, p_value, True, *[None] * 8)
         for service, window, p_value in found
     ]
     return pl.DataFrame(rows_, schema=UNIT_LINES, orient="row")

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import polars as pl
 
+from bench._log_files import read_file
 from bench._triage_data import SAMPLES, prepared
 from pipeline.drain.masking.mask_set import MaskSet
-from pipeline.sources import files
 from pipeline.watching.sessions.keys import extract
 
 SHOP: Final = SAMPLES / "services"
@@ -59,7 +59,7 @@ def shop_half(name: str, masks: MaskSet, folder: Path = SHOP) -> ShopHalf:
     """TUNING or TESTING, read and masked as the product does."""
     frames = []
     for path in sorted((folder / name).glob("*/*.log.zst")):
-        frame = prepared(pl.concat([chunk.records for chunk in files.read_file(path)]), masks)
+        frame = prepared(pl.concat([chunk.records for chunk in read_file(path)]), masks)
         frames.append(
             frame.select(
                 pl.lit(path.name.removesuffix(".log.zst")).alias("service"),

@@ -18,10 +18,9 @@ from bench._learnt import learn_and_score, verdicts
 from bench._nulog import NuLog
 from bench._ranking import auroc, average_precision
 from bench._triage_data import TriageSet
-from bench._triage_split import NEW_TEMPLATE, leave_out
+from bench._triage_split import leave_out
 from pipeline.models.evidence import Evidence
 from pipeline.models.prior import SeverityPrior
-from pipeline.models.threshold import Mode
 from pipeline.models.verdict import Knowledge
 from pipeline.records.verdict import Verdict
 
@@ -38,6 +37,11 @@ class Repeat:
     anomalous: list[bool]
     scores: dict[str, list[float]]
     flagged: list[bool]
+    # Whether a line is normal and says so: no error level, no error word. What is flagged of these is a false
+    # alarm.
+    calm: list[bool]
+    p_values: list[float | None]
+    chance: float  # of a false alarm per new calm template that the threshold was made for
     lines: list[str]
     evidence: list[Evidence]
 
@@ -46,6 +50,12 @@ class Repeat:
 
     def average_precision(self) -> dict[str, float]:
         return {name: average_precision(values, self.anomalous) for name, values in self.scores.items()}
+
+    def calm_shares(self) -> tuple[float, float]:
+        """Of the calm lines: the share that is flagged, and the share with a p-value of at most 1 %."""
+        rows = [(f, p) for f, p, calm in zip(self.flagged, self.p_values, self.calm, strict=True) if calm]
+        count = max(1, len(rows))
+        return sum(f for f, _ in rows) / count, sum(p is not None and p <= 0.01 for _, p in rows) / count
 
     def flagged_share(self, *, anomalous: bool) -> float:
         hits = [f for f, bad in zip(self.flagged, self.anomalous, strict=True) if bad is anomalous]
@@ -63,9 +73,7 @@ def repeat(
         return None
     masked = split.test["masked"].to_list()
     learnt = split.sample["masked"].to_list()
-    evidence, knowledge = learn_and_score(
-        split.sample, masked, seed=seed, mode=Mode.BASELINE, edition=edition
-    )
+    evidence, knowledge = learn_and_score(split.sample, masked, seed=seed, baseline=True, edition=edition)
     if triage.foreign is not None:
         evidence = _with_prior(evidence, masked, triage.foreign)
     judged = verdicts(split.test, evidence, knowledge)
@@ -85,6 +93,12 @@ def repeat(
         anomalous=split.test["anomalous"].to_list(),
         scores=scores,
         flagged=[bool(v.anomalous) for v in judged],
+        calm=[
+            not bad and not severe and e.severity is None
+            for bad, severe, e in zip(split.test["anomalous"], split.test["severe"], evidence, strict=True)
+        ],
+        p_values=[v.p_value for v in judged],
+        chance=knowledge.calibration.chance,
         lines=masked,
         evidence=evidence,
     )
@@ -106,7 +120,7 @@ def _ablation(
 ) -> dict[str, list[float]]:
     """Each step gives the verdict one more term back."""
     bare = test.with_columns(severe=pl.lit(value=False), level=pl.lit(None, dtype=pl.String))
-    unplaced = bare.with_columns(template_id=pl.lit(NEW_TEMPLATE))
+    unplaced = bare.with_columns(template_id=pl.lit(None, dtype=pl.Int64))
     steps: dict[str, tuple[pl.DataFrame, Callable[[Evidence], Evidence]]] = {
         "novelty": (unplaced, lambda e: replace(e, prior=0.0, severity=None)),
         "prior": (unplaced, lambda e: e),
@@ -139,4 +153,7 @@ def table(repeats: Sequence[Repeat]) -> dict[str, Any]:
         "ap": {name: sum(p[name] for p in precisions) / len(precisions) for name in precisions[0]},
         "anomalies_flagged": sum(r.flagged_share(anomalous=True) for r in repeats) / len(repeats),
         "normal_flagged": sum(r.flagged_share(anomalous=False) for r in repeats) / len(repeats),
+        "calm_flagged": sum(r.calm_shares()[0] for r in repeats) / len(repeats),
+        "calm_nominal": sum(r.chance for r in repeats) / len(repeats),
+        "calm_at_1_percent": sum(r.calm_shares()[1] for r in repeats) / len(repeats),
     }

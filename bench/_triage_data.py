@@ -15,12 +15,12 @@ from typing import Any, Final
 
 import polars as pl
 
+from bench._log_files import read_file
 from pipeline.detect import prepare
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.records.batch import Purpose
 from pipeline.records.delivery import Meta
 from pipeline.records.levels import ERROR_LEVELS
-from pipeline.sources import files
 from pipeline.sources.framing import Framer
 
 SAMPLES: Final = Path(__file__).resolve().parents[1] / "samples"
@@ -207,7 +207,7 @@ def recorded(masks: MaskSet, folder: Path = SAMPLES) -> pl.DataFrame:
     frames: list[pl.DataFrame] = []
     for path in sorted(folder.glob("*/*.log.zst")):
         healthy = path.parent.name == "baseline"
-        frame = prepared(pl.concat([chunk.records for chunk in files.read_file(path)]), masks)
+        frame = prepared(pl.concat([chunk.records for chunk in read_file(path)]), masks)
         here = places.filter(pl.col("file") == ("" if healthy else path.name.removesuffix(".zst")))
         spans = frame.select("line", "lines").join_where(
             here, pl.col("at") >= pl.col("line"), pl.col("at") < pl.col("line") + pl.col("lines")

@@ -76,6 +76,10 @@ def _row(triage: TriageSet, by_seed: dict[int, list[Repeat]], plan: Plan) -> dic
         "alone": {n[1:]: round(v, 4) for n, v in area.items() if n.startswith("=")},
         "anomalies_flagged": round(figures["anomalies_flagged"], 4),
         "normal_flagged": round(figures["normal_flagged"], 4),
+        # False alarms: normal lines without an error level and an error word, beside what was asked for.
+        "calm_flagged": round(figures["calm_flagged"], 4),
+        "calm_nominal": round(figures["calm_nominal"], 4),
+        "calm_at_1_percent": round(figures["calm_at_1_percent"], 4),
         "normal": triage.normal,
         "anomalous": triage.anomalies,
         "repeats": sum(map(len, by_seed.values())),

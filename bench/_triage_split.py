@@ -19,12 +19,12 @@ from pipeline.settings import Settings
 HELD_SHARE: Final = 0.4  # of the normal templates
 LEAST_TEMPLATES: Final = 4  # normal ones; fewer leave nothing to hold out or nothing to learn from
 LEAST_ANOMALIES: Final = 2
-NEW_TEMPLATE: Final = 1 << 40  # no training line has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """`sample`: SAMPLE_SCHEMA, what is learnt. `test`: PATTERN_SCHEMA with pattern_id and template_id."""
+    """`sample`: SAMPLE_SCHEMA, what is learnt. `test`: PATTERN_SCHEMA with pattern_id and template_id, null
+    where no line of `sample` has the template."""
 
     sample: pl.DataFrame
     test: pl.DataFrame
@@ -57,7 +57,9 @@ def leave_out(patterns: pl.DataFrame, *, seed: int) -> Split | None:
     tree = tree_of(kept["masked"].to_list(), kept["severe"].to_list())
     test = pl.concat([normal.filter(pl.col("template_id").is_in(held)).drop("template_id"), anomalous])
     return Split(
-        sample=_with_ids(kept.drop("template_id"), tree).select(list(SAMPLE_SCHEMA)),
+        sample=_with_ids(kept.drop("template_id"), tree)
+        .with_columns(baseline=pl.lit(value=True))
+        .select(list(SAMPLE_SCHEMA)),
         test=_with_ids(test, tree),
     )
 
@@ -70,6 +72,5 @@ def _with_ids(patterns: pl.DataFrame, tree: Templates) -> pl.DataFrame:
     )
 
 
-def _placed(tree: Templates, masked: Sequence[str], severe: Sequence[bool]) -> list[int]:
-    found = [tree.match(line, severe=bad) for line, bad in zip(masked, severe, strict=True)]
-    return [NEW_TEMPLATE if template is None else template for template in found]
+def _placed(tree: Templates, masked: Sequence[str], severe: Sequence[bool]) -> list[int | None]:
+    return [tree.match(line, severe=bad) for line, bad in zip(masked, severe, strict=True)]

@@ -17,7 +17,7 @@ from bench._baselines import keyword_rule, trigram_novelty
 from bench._ranking import auroc
 from bench._units_data import JudgedLines, UnitSet, judged_lines, unit_sets
 from pipeline.watching.units.evidence import new_patterns, surprises
-from pipeline.watching.units.ranking import rank_units
+from pipeline.watching.units.ranking import weigh_units
 from pipeline.watching.units.unit_lines import UNIT_LINES, UnitFold, UnitTable
 
 FEW: Final = 6
@@ -60,14 +60,12 @@ def _of_set(units: UnitSet, *, draws: int) -> dict[str, Any]:
         "units": {"judged": len(sick), "sick": sum(sick), "normal": normal.size},
         "alerts": _alerts(judged, units),
     }
+    p_values, bad = weigh_units(table, normal).p_values, np.asarray(sick)
     for level in LEVELS:
-        ranking = rank_units(table, normal, {}, level=level, limit=0)
-        if ranking.threshold is not None:
-            called = np.asarray(_evidence(table, normal)) > ranking.threshold
-            bad = np.asarray(sick)
-            found[f"called_at_{level:g}"] = {
-                "normal": round(float(called[~bad].mean()), 4), "sick": round(float(called[bad].mean()), 4)
-            }  # fmt: skip
+        called = p_values <= level
+        found[f"called_at_{level:g}"] = {
+            "normal": round(float(called[~bad].mean()), 4), "sick": round(float(called[bad].mean()), 4)
+        }  # fmt: skip
     return found
 
 

@@ -18,11 +18,9 @@ import polars as pl
 from bench import _sequences_data as sequences
 from bench._learnt import learn_and_score, verdicts
 from bench._triage_data import recorded, tagged
-from bench._triage_split import NEW_TEMPLATE, template_ids
+from bench._triage_split import template_ids
 from pipeline.drain.masking.mask_set import MaskSet
-from pipeline.models.threshold import Mode
 from pipeline.records.levels import ERROR_LEVELS
-from pipeline.records.schema import SAMPLE_SCHEMA
 from pipeline.records.verdict import pattern_ids
 from pipeline.watching.sessions.keys import extract
 from pipeline.watching.sessions.model import SessionModel
@@ -68,12 +66,10 @@ def taught_verdicts(few: pl.DataFrame, sample: pl.DataFrame, *, seed: int) -> pl
         template_id=pl.Series(template_ids(masked, few["severe"].to_list()), dtype=pl.Int64),
         pattern_id=pl.Series(pattern_ids(masked), dtype=pl.UInt64),
     )
-    sample = sample.join(few.drop("level"), on=keys, maintain_order="left").cast(SAMPLE_SCHEMA)
-    evidence, knowledge = learn_and_score(
-        sample.select(list(SAMPLE_SCHEMA)), masked, seed=seed, mode=Mode.BASELINE
-    )
+    sample = sample.join(few.drop("level"), on=keys, maintain_order="left")
+    evidence, knowledge = learn_and_score(sample, masked, seed=seed, baseline=True)
     known = pl.col("template_id").is_in(sample["template_id"].unique().to_list())
-    placed = few.with_columns(pl.when(known).then("template_id").otherwise(NEW_TEMPLATE).alias("template_id"))
+    placed = few.with_columns(pl.when(known).then("template_id"))
     judged = verdicts(placed, evidence, knowledge)
     return few.with_columns(
         new=~known,
@@ -123,7 +119,7 @@ def _found(lines: pl.DataFrame, units: UnitSet) -> pl.DataFrame:
         verdicts_ = model.judge([sessions[unit] for unit in judged])
         found |= {u: v.p_value for u, v in zip(judged, verdicts_, strict=True) if v.anomalous}
     return pl.DataFrame(
-        [(unit, 0, None, 0, _CAUSE, True, p, True, *[None] * 7) for unit, p in sorted(found.items())],
+        [(unit, 0, None, 0, _CAUSE, True, p, True, *[None] * 8) for unit, p in sorted(found.items())],
         schema=UNIT_LINES,
         orient="row",
     )

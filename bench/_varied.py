@@ -12,7 +12,8 @@ from typing import Final
 
 import polars as pl
 
-from pipeline.sources import files, formats
+from bench._log_files import read_file
+from pipeline.sources import formats
 
 # Ids, sizes, addresses in memory, parts of UUIDs. Shorter numbers stay: the parts of an IP address or a date
 # have bounds.
@@ -52,7 +53,7 @@ def varied(path: Path, cycle: int) -> Iterator[str]:
     ]
     table = str.maketrans(_DIGITS + _LETTERS, "".join(other))
     arrived = datetime.now(UTC)
-    for chunk in files.read_file(path):
+    for chunk in read_file(path):
         parsed = formats.parse(chunk.records, chunk.formats, arrived=arrived, zone="UTC")
         for raw, message in pl.DataFrame({"raw": chunk.records["raw"], "m": parsed["message"]}).iter_rows():
             head = raw.removesuffix(message) if message else raw

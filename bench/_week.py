@@ -12,13 +12,14 @@ from unittest.mock import patch
 
 import polars as pl
 
+from bench._log_files import read_file
 from bench._varied import real_files
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.sinks import parquet
 from pipeline.sinks.compaction import Compactor, Fate
 from pipeline.sinks.parquet import ParquetSink
-from pipeline.sources import files, formats
+from pipeline.sources import formats
 
 BATCH: Final = 500
 GROUP: Final = 20
@@ -48,7 +49,7 @@ def _real(data: Path, folder: Path, start: datetime) -> pl.DataFrame:
     """The lines of the data sets, parsed and masked as a batch is; as many as fill whole commits."""
     masks, found = MaskSet.load(), []
     for path in real_files(data, folder).values():
-        for chunk in files.read_file(path):
+        for chunk in read_file(path):
             parsed = formats.parse(chunk.records, chunk.formats, arrived=start, zone="UTC")
             pattern = masks.mask(parsed["message"])["pattern_id"]
             found.append(parsed.select("raw", *_PARSED).with_columns(pattern))

@@ -14,10 +14,8 @@ import polars as pl
 from bench._baselines import keyword_rule, trigram_novelty
 from bench._learnt import learn_and_score, verdicts
 from bench._triage_data import recorded
-from bench._triage_split import NEW_TEMPLATE, tree_of
+from bench._triage_split import tree_of
 from pipeline.drain.masking.mask_set import MaskSet
-from pipeline.models.threshold import Mode
-from pipeline.records.schema import SAMPLE_SCHEMA
 from pipeline.records.verdict import pattern_ids
 
 _KEYS: Final = ["masked", "severe"]
@@ -32,14 +30,11 @@ def measure(*, seeds: int) -> dict[str, Any]:
     lines = observed.unique(_KEYS, keep="first", maintain_order=True).select(*_KEYS, "level")
     learnt = _placed(healthy.group_by(_KEYS, maintain_order=True).agg(pl.len().alias("count")), tree)
     lines = _placed(lines, tree)
-    sample = learnt.select(list(SAMPLE_SCHEMA))
     masked = lines["masked"].to_list()
     runs: list[dict[str, Any]] = []
     for seed in range(1, seeds + 1):
-        evidence, knowledge = learn_and_score(sample, masked, seed=seed, mode=Mode.BASELINE)
-        judged = verdicts(
-            lines.with_columns(pl.col("template_id").fill_null(NEW_TEMPLATE)), evidence, knowledge
-        )
+        evidence, knowledge = learn_and_score(learnt, masked, seed=seed, baseline=True)
+        judged = verdicts(lines, evidence, knowledge)
         runs.append(_found(observed, lines, [bool(v.anomalous) for v in judged]))
     known = set(learnt.select(_KEYS).iter_rows())
     rules = {

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -24,16 +25,19 @@ from bench._chaos.faults import Faults
 from bench._chaos.flow import Flow
 from bench._chaos.history import History
 from bench._chaos.probe import Probe
-from bench._chaos.producers import FileWriter, Poisoner, Push, Sender, known
+from bench._chaos.producers import Poisoner, Push, Sender, known
 from bench._chaos.schedule import Deck, Fault, kinds_of
 from bench._chaos.servers import client_of
+from bench._chaos.shippers import SHIPPERS, Shipper
 from bench._chaos.stores import FILE, LOCAL, S3
 from bench._chaos.world import Shape, World, clean_environment
+from bench._chaos.writers import FileWriter, KafkaWriter, NatsWriter, Writer
+from bench._rotation import STYLES, RotatedLog
 from pipeline.producer import Producer
 
 # (workload, s between batches, age of its lines in s): what is old waits behind what is fresh.
 PUSHES: Final = (("shop", 1.0, 0.0), ("pay", 1.5, 0.0), ("mail", 2.0, 0.0), ("history", 3.0, 86_400.0))
-FILE_EVERY_S: Final = 1.0
+SHIP_S: Final = 2.0  # between requests of a shipper
 BASE_BATCHES: Final = 5
 BASE_LINES: Final = 200
 TRAIN_S: Final = 120.0
@@ -84,7 +88,7 @@ def measure(_: Path, args: argparse.Namespace) -> dict[str, Any]:
     become_root()
     clean_environment()
     store = args.store or (FILE if args.machines > 1 else LOCAL)
-    shape = Shape(machines=args.machines, store=store, sentinel=args.sentinel)
+    shape = Shape(machines=args.machines, store=store, sentinel=args.sentinel, brokers=True)
     seed, minutes = args.seed, args.minutes
     kinds = kinds_of(machines=shape.machines, store=shape.store, sentinel=shape.sentinel)
     deal = schedule.one_by_one if args.apart else schedule.schedule
@@ -191,16 +195,15 @@ class Run:
         time.sleep(max(0.0, began + self.minutes * 60 - time.monotonic()))
 
 
-def _producers(
-    world: World, history: History, hurt: Faults, flow: Flow, seed: int
-) -> list[Push | FileWriter]:
-    """Services that push, and one whose log is followed; all have begun."""
+def _producers(world: World, history: History, hurt: Faults, flow: Flow, seed: int) -> list[Push | Writer]:
+    """Services that push, shippers that send to the intake, some whose rotated logs are followed, one that
+    writes to Kafka and one to NATS; all have begun."""
 
     def accepted(sent: Any) -> None:
         hurt.recent.append(sent.batch_id)
         flow.accepted(sent)
 
-    producers: list[Push | FileWriter] = [
+    producers: list[Push | Writer] = [
         Push(
             Sender(f"push-{name}", name, history, Producer.connect(world.settings), accepted),
             every_s=every_s,
@@ -209,13 +212,30 @@ def _producers(
         )
         for name, every_s, age_s in PUSHES
     ]
-    log = world.folder / "app.log"
-    log.touch()
-    producers.append(FileWriter(history, log, "followed", every_s=FILE_EVERY_S, seed=seed))
+    ports = [machine.intake.port for machine in world.machines]
+    for app in SHIPPERS:
+        shipper = Shipper(app, ports)
+        producers.append(
+            Push(Sender(f"ship-{app}", shipper.workload, history, shipper), every_s=SHIP_S, seed=seed)
+        )
+    for style in STYLES:
+        (folder := world.folder / style).mkdir()
+        log = RotatedLog(folder, style, compress=style != "symlink")
+        begun = partial(_accepted_some, world, style)
+        producers.append(FileWriter(history, log, style, seed=seed, begun=begun))
+        world.follow(log.path, style)
+    if world.brokers is not None:
+        producers.append(KafkaWriter(history, world.brokers.kafka, seed=seed))
+        producers.append(NatsWriter(history, world.brokers.nats, seed=seed))
     for one in producers:
         one.start()
-    world.follow(log, "followed")
     return producers
+
+
+def _accepted_some(world: World, workload: str) -> bool:
+    with contextlib.suppress(redis.RedisError):
+        return bool(world.client.hget(f"{{chaos}}:totals:{workload}", "accepted"))
+    return False
 
 
 def _train(world: World, history: History, seed: int) -> None:
@@ -232,19 +252,22 @@ def _train(world: World, history: History, seed: int) -> None:
     _say("a model is trained")
 
 
-def _settle(world: World, producers: list[Push | FileWriter], minutes: float) -> tuple[float, bool]:
+def _settle(world: World, producers: list[Push | Writer], minutes: float) -> tuple[float, bool]:
     """Until nothing is in flight: how long it took, in s, and whether it came to that.
 
     The longer the run, the more may wait; a line that hangs takes two minutes to be buried whenever it came.
     """
     began = time.monotonic()
-    written = next(one.written for one in producers if isinstance(one, FileWriter))
+    written = {one.workload: one.written for one in producers if isinstance(one, Writer)}
 
     def done() -> bool:
         with contextlib.suppress(redis.RedisError):
             waiting = int(world.client.hget("{chaos}:counts", "batches") or 0)
-            read = int(world.client.hget("{chaos}:totals:followed", "accepted") or 0)
-            return waiting == 0 and world.client.zcard("{chaos}:warming") == 0 and read >= written
+            read = all(
+                int(world.client.hget(f"{{chaos}}:totals:{name}", "accepted") or 0) >= lines
+                for name, lines in written.items()
+            )
+            return waiting == 0 and world.client.zcard("{chaos}:warming") == 0 and read
         return False
 
     settled = _until(done, min(300.0, 180.0 + 30.0 * minutes))
@@ -261,7 +284,7 @@ def _until(done: Callable[[], bool], within_s: float) -> bool:
 
 
 def _shown(world: World) -> dict[str, str]:
-    return {k: v for k, v in world.direct.to_environ().items() if k != "REDIS_URL"}
+    return world.direct.replace(redis_url=None).to_environ()
 
 
 def _values(report: Report, minutes: float, world: World, settle_s: float, *, apart: bool) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import polars as pl
 from bench import _flame
 from bench._drain3 import miner
 from bench._load import stack
+from bench._log_files import read_file
 from bench._running import scratch
 from bench._stacks import Seen, command, settled, watched
 from bench._stored import clear
@@ -30,7 +31,7 @@ from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.masking.multiline import cleaned
 from pipeline.settings import Settings
 from pipeline.sinks.choose import parquet_of
-from pipeline.sources import files, formats
+from pipeline.sources import formats
 from pipeline.tasks import step
 from pipeline.workers import roles
 
@@ -227,7 +228,7 @@ class _Sample:
 def _messages(path: Path, *, every: int, most: int | None = None) -> tuple[list[str], int]:
     found: list[str] = []
     lines = at = 0
-    for chunk in files.read_file(path):
+    for chunk in read_file(path):
         chosen = chunk.records.gather_every(every, at) if at < chunk.records.height else chunk.records.head(0)
         parsed = formats.parse(chosen, chunk.formats, arrived=datetime.now(UTC), zone="UTC")
         at = (at - chunk.records.height) % every

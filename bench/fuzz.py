@@ -19,7 +19,6 @@ NAMES = (
     "message",
     "stored",
     "manifest",
-    "weights",
     "request",
     "payload",
     "documents",

@@ -13,10 +13,10 @@ from pathlib import Path
 from statistics import mean, quantiles
 from typing import Any
 
+from bench._gpu_stories import compare_rules, machines
 from pipeline.gpu.policy.packing import Capacities
 from pipeline.gpu.policy.policy import make_plan
 from pipeline.gpu.policy.pool_index import PoolIndex
-from pipeline.gpu.policy.workloads import compare_rules, machines
 from pipeline.gpu.values import (
     FULL_PERCENT,
     TENANT,

@@ -31,7 +31,6 @@ from pipeline.messages.app import make_app
 from pipeline.messages.routing import QUEUE_CPU
 from pipeline.models.evidence import Evidence
 from pipeline.models.fitting import TrainConfig
-from pipeline.models.threshold import Mode
 from pipeline.models.trainer import FitRequest, fit
 from pipeline.records.batch import Batch, Purpose, utc_now
 from pipeline.records.delivery import Accepted, Claim, Stage
@@ -95,7 +94,7 @@ def measure(data: Path) -> dict[str, Any]:
     with scratch() as folder, stack(folder) as settings:
         context = counting(settings)
         for _ in fit(frame, FitRequest(tokens=masks.tokens, mask_version=masks.version, config=TrainConfig(), seed=1,
-            out=context.registry.path(VERSION), mode=Mode.BASELINE, version=VERSION)):  # fmt: skip
+            out=context.registry.path(VERSION), version=VERSION)):  # fmt: skip
             pass
         source = Source(context, frame["masked"].to_list())
         taken_along = merging.PASS_BATCHES

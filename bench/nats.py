@@ -70,7 +70,7 @@ def measure(_data: Path, args: argparse.Namespace) -> dict[str, Any]:
         with NatsServer.running("max_payload: 8388608", sync=args.sync) as server:
             url = server.url("raw_logs,preprocessed_logs_workload", serve="controller")
             settings = Settings(data_dir=folder, nats_source=url, flower=False, metrics=False, api="", intake="",
-                                train_seconds=10.0, redis_max_mib=2_048)  # fmt: skip
+                                redis_max_mib=2_048)  # fmt: skip
             with Stack(settings) as stack, tended(stack):
                 world = World(server, stack)
                 world.train()

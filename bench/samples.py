@@ -63,8 +63,8 @@ def _ranks(out: Path, labels: dict[str, Any]) -> dict[str, Any]:
             (pl.col("at") >= pl.col("line")) & (pl.col("at") < pl.col("line") + pl.col("lines"))
         )
         for workload, template_id in hits.select("workload", "template_id").unique().iter_rows():
-            here = place[(workload, template_id)]
-            if best is None or here < best:
+            here = place.get((workload, template_id))  # None for news that is not listed
+            if here is not None and (best is None or here < best):
                 best, told[str(fault["name"])] = here, incident[(workload, template_id)]
         ranks[str(fault["name"])] = best
         caught += hits.select("file", "at").unique().height

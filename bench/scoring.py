@@ -35,7 +35,6 @@ from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.models import prior
 from pipeline.models.fitting import TrainConfig
 from pipeline.models.line import LineModel
-from pipeline.models.threshold import Mode
 from pipeline.models.trainer import FitRequest, fit
 from pipeline.records.schema import LEARN_SCHEMA
 from pipeline.training.sampling import Sampler
@@ -166,7 +165,6 @@ def measure(data: Path) -> dict[str, Any]:
                 config=TrainConfig(),
                 seed=1,
                 out=folder / "v1",
-                mode=Mode.BASELINE,
                 version="v1",
             ),
         ):

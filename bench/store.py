@@ -19,6 +19,7 @@ import polars as pl
 
 from bench._running import scratch
 from bench._week import BATCH, DAYS, GROUP, filled, groups
+from pipeline.records.news import NewsQuery
 from pipeline.records.pattern_query import PatternQuery
 from pipeline.records.result_query import ResultQuery
 from pipeline.sinks.answers.files import FileAnswers
@@ -83,12 +84,14 @@ def _asked(results: Path, cache: Path) -> dict[str, Any]:
         def lines(**wanted: Any) -> pl.DataFrame:
             return answers.lines(ResultQuery(since=END - day, until=END, **wanted))
 
+        news = NewsQuery(past=END - 4 * day, since=END - day, until=END, limit=210)
         hit = lines(limit=1, anomalous=True)
         return {
             "page_24h_ms": _ms(page(1)),
             "page_7d_ms": _ms(page(7)),
             "page_30d_ms": _ms(page(30)),
             "findings_24h_ms": _ms(lambda: lines(limit=200, anomalous=True)),
+            "news_24h_ms": _ms(lambda: answers.news(news)),
             "context_ms": _ms(lambda: answers.context(hit, 5)),
             "search_first_s": round(_ms(lambda: lines(limit=50, text="exception")) / 1000, 2),
             "search_none_s": round(_ms(lambda: lines(limit=50, text="nothing like it")) / 1000, 2),

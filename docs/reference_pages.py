@@ -9,9 +9,8 @@ from typing import Any
 
 from pipeline import errors
 from pipeline.cli import parser
-from pipeline.commands.format_examples import EXAMPLES
 from pipeline.observe.counters import METERS, Meter
-from pipeline.sources.formats import NAMES
+from pipeline.records.declared import shipped_formats
 from pipeline.workers.api.app import specified_app
 from pipeline.workers.gauges import SHOWN
 
@@ -100,8 +99,8 @@ def log_formats() -> str:
         "# Log formats",
         "In the order in which they are tried. [Log formats](../formats.md) says how they are chosen.",
     ]
-    for name in NAMES:
-        parts += [f"## {name}", fenced(EXAMPLES[name])]
+    for form in shipped_formats():
+        parts += [f"## {form.name}", fenced(form.example)]
     return "\n\n".join(parts) + "\n"
 
 

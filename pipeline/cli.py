@@ -8,8 +8,11 @@ import importlib
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
 from typing import Final
 
 from pipeline import __version__
@@ -19,6 +22,8 @@ from pipeline.commands.parsing import Parser
 from pipeline.errors import BadInput, LogweirError
 from pipeline.imports import end_uncollected, uncollected
 from pipeline.units import one_line
+from pipeline.upkeep import start_timer
+from pipeline.workers.exits import ReaderLeft, leave
 
 EXAMPLES = """examples:
   logweir run /var/log/syslog                        what matters in this file?
@@ -27,6 +32,9 @@ EXAMPLES = """examples:
   logweir up                                         keep a pipeline running; then, elsewhere:
   tail -F app.log | logweir send - --workload shop/app
 """
+
+
+AGAIN_S: Final = 0.05
 
 
 class Terminated(BaseException):
@@ -151,7 +159,7 @@ VERBS: Final = (
         flags.sessions,
         "sessions that left the course of the others; the records of one session or trace",
     ),
-    Verb("units", "units.verb", flags.units, "which host, pod, service or session is sick, and why"),
+    Verb("units", "units.verb", flags.units, "which host, pod, service or session is unusual, and why"),
 )
 
 
@@ -191,9 +199,18 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The `logweir` command; returns its exit code. Without `argv` it is that of this process."""
+    code = _main(argv)
+    if argv is None:
+        leave(code)
+    return code
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    verb = ""
     try:
         _prepare(alone=argv is None)
         args = parser().parse_args(argv)
+        verb = args.verb
         if args.url is not None:
             if args.verb not in REMOTE:
                 raise BadInput(
@@ -222,26 +239,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         remedy = extras.explained(exc)
         if remedy is None:
             raise
-        return _say(remedy, 2)
+        elsewhere = "; without them --url asks a pipeline elsewhere" if verb in REMOTE else ""
+        return _say(f"{remedy}{elsewhere}", 2)
     except KeyboardInterrupt as exc:
         return _say(str(exc) or "stopped", 130)
     except Terminated as exc:
         return _say(str(exc) or "stopped", 143)
-    except BrokenPipeError:
-        # The reader closed the pipe (`| head`), which is no error.
+    except BrokenPipeError as exc:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return exc.code if isinstance(exc, ReaderLeft) else 0
     except OSError as exc:
         if exc.strerror is None:
             raise
-        file = f" ({exc.filename})" if exc.filename else ""
-        return _say(f"{exc.strerror}{file}; look at that file, its directory and the space there", 1)
+        return _say(_os_error(exc), 1)
+
+
+def _os_error(exc: OSError) -> str:
+    """What the system refused; without a file, at which step of ours, because nothing else would say it."""
+    if exc.filename:
+        return f"{exc.strerror} ({exc.filename}); look at that file, its directory and the space there"
+    steps = traceback.extract_tb(exc.__traceback__)
+    ours = [step for step in steps if Path(step.filename).is_relative_to(Path(__file__).parent)]
+    step = ours[-1]
+    place = Path(step.filename).relative_to(Path(__file__).parent.parent)
+    return (
+        f"{exc.strerror} in {step.name} ({place}:{step.lineno}); the system names no file, so look at the limits, "
+        "addresses and file systems of this machine, and report this sentence if they are in order"
+    )
 
 
 def _prepare(*, alone: bool) -> None:
     """Streams, signals, and the end of a process that does nothing but this."""
     if alone:
         end_uncollected()
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it may be ignored, too
+            signal.signal(signal.SIGINT, _terminate)
     _open_streams()
     signal.signal(signal.SIGTERM, _terminate)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # ignored under nohup, and then it stays so
@@ -259,8 +291,12 @@ def _open_streams() -> None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - open until the end
 
 
-def _terminate(_number: int, _frame: object) -> None:
-    raise Terminated
+def _terminate(number: int, frame: FrameType | None) -> None:
+    if frame is not None and frame.f_code.co_name == "__del__":
+        # Python prints and drops what a destructor raises, so the signal is sent again after it.
+        start_timer(AGAIN_S, "signal-again", os.kill, os.getpid(), number)
+        return
+    raise KeyboardInterrupt if number == signal.SIGINT else Terminated
 
 
 def _say(message: object, code: int) -> int:

@@ -20,7 +20,7 @@ from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.models.evidence import Evidence
 from pipeline.models.severity import severity_words
-from pipeline.records.batch import digest, file_key
+from pipeline.records.batch import Purpose, digest, file_key
 from pipeline.records.columns import (
     Parts,
     any_of_each,
@@ -66,7 +66,6 @@ WORK_SCHEMA: Final[dict[str, Any]] = {
 _OF_RECORD: Final = ("key", "pattern_id", "masked", "severe", "level")  # the first record of a key has these
 _EVIDENCE: Final = ("surprisal", "words", "unseen", "tokens", "severity", "novelty", "prior")
 _VERDICT: Final = ("template_id", "score", "anomalous", "p_value", "reasons")
-FEW_JOINED: Final = 2_048  # Records below which a dict costs less than a query that joins or groups them.
 
 
 def prepare(records: pl.DataFrame, meta: Meta, masks: MaskSet) -> pl.DataFrame:
@@ -196,36 +195,19 @@ def _is_unparsed(records: pl.DataFrame) -> bool:
 
 def distinct(prepared: pl.DataFrame, version: str) -> pl.DataFrame:
     """WORK_SCHEMA with one row per distinct (masked line, severe), without answers."""
-    few = prepared.select(_OF_RECORD)[prepared["key"].arg_unique()]
-    return _unanswered(few, pl.Series("version", [version], dtype=pl.String).new_from_index(0, few.height))
-
-
-def _unanswered(few: pl.DataFrame, versions: pl.Series) -> pl.DataFrame:
-    """WORK_SCHEMA of distinct records."""
-    filled = {"version": versions} | {name: few[name] for name in _OF_RECORD}
-    blank = (pl.Series(name, [None], dtype=kind) for name, kind in WORK_SCHEMA.items())
-    return pl.DataFrame([filled.get(one.name, one.new_from_index(0, few.height)) for one in blank])
+    return distinct_all([prepared], [version])[0]
 
 
 def distinct_all(batches: Sequence[pl.DataFrame], versions: Sequence[str]) -> Sequence[pl.DataFrame]:
     """`distinct` for many batches in one pass."""
-    if len(batches) == 1:
-        return [distinct(batches[0], versions[0])]
-    heights = heights_of(batches)
     records = gathered(batches, _OF_RECORD)
-    if records.height < FEW_JOINED:
-        first: dict[tuple[int, int], int] = {}
-        keys = zip(numbers_of(heights).tolist(), records["key"].to_list(), strict=True)
-        for row, pair in enumerate(keys):
-            first.setdefault(pair, row)
-        rows = pl.Series(list(first.values()), dtype=pl.UInt32)
-        few = pl.DataFrame([one[rows] for one in records.get_columns()])
-        which = np.array([number for number, _ in first])
-    else:
-        found = records.with_columns(pl.Series("batch", numbers_of(heights)))
-        found = found.unique(["batch", "key"], keep="first", maintain_order=True)
-        few, which = found, found["batch"].to_numpy()
-    works = _unanswered(few, pl.Series("version", versions, dtype=pl.String)[which])
+    records = records.with_columns(pl.Series("batch", numbers_of(heights_of(batches))))
+    few = records.unique(["batch", "key"], keep="first", maintain_order=True)
+    which = few["batch"].to_numpy()
+    filled = {name: few[name] for name in _OF_RECORD}
+    filled["version"] = pl.Series("version", versions, dtype=pl.String)[which]
+    blank = (pl.Series(name, [None], dtype=kind) for name, kind in WORK_SCHEMA.items())
+    works = pl.DataFrame([filled.get(one.name, one.new_from_index(0, few.height)) for one in blank])
     return Parts(works, np.bincount(which, minlength=len(batches)).tolist())
 
 
@@ -346,14 +328,7 @@ def result_rows(prepared: pl.DataFrame, work: pl.DataFrame, meta: Meta, workload
     The pieces of a line longer than a record (lines = 0 after the first) are numbered; pieces of a line that
     began in another batch carry their batch as well.
     """
-    verdicts = work.select("key", *_VERDICT, "version")
-    frame = prepared.join(verdicts, on="key", how="left", maintain_order="left")
-    frame = frame.with_columns(
-        _record_id(meta, prepared).alias("record_id"),
-        pl.col("source").fill_null(meta.source),
-        pl.lit(workload).alias("workload"),
-    )
-    return _results(frame, pl.col("record_id"))
+    return result_rows_all(Judged([prepared], [work], [meta], [workload]))[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,97 +340,80 @@ class Judged:
     metas: Sequence[Meta]
     workloads: Sequence[str]
 
-    def alone(self, place: int) -> pl.DataFrame:
-        """`result_rows` of one of them."""
-        return result_rows(self.prepared[place], self.works[place], self.metas[place], self.workloads[place])
-
-    def chosen(self, places: Sequence[int]) -> "Judged":
-        """The batches at these places."""
-        prepared, works = chosen(self.prepared, places), chosen(self.works, places)
-        metas, workloads = [self.metas[one] for one in places], [self.workloads[one] for one in places]
-        return Judged(prepared, works, metas, workloads)
-
 
 def result_rows_all(batches: Judged) -> Sequence[pl.DataFrame]:
     """`result_rows` for many batches in one pass."""
     heights = heights_of(batches.prepared)
-    packs = any_of_each(~nulls_of(gathered(batches.prepared, ["source"])["source"]), heights)
-    plain = [place for place, is_pack in enumerate(packs) if not is_pack]
-    if len(plain) < 2:
-        return [batches.alone(place) for place in range(len(heights))]
-    several = batches.chosen(plain)
-    parts = Parts(_results_together(several), heights_of(several.prepared))
-    if len(plain) == len(heights):
-        return parts
-    found = dict(zip(plain, parts, strict=True))
-    return [found[place] if place in found else batches.alone(place) for place in range(len(heights))]
-
-
-def _results_together(batches: Judged) -> pl.DataFrame:
-    metas = batches.metas
-    numbers = numbers_of(heights_of(batches.prepared))
-    needed = ["key", "pattern_id", *(name for name in RAW_SCHEMA if name != "source")]
-    prepared = gathered(batches.prepared, needed)
+    numbers = numbers_of(heights)
+    prepared = gathered(batches.prepared, ["key", "pattern_id", *RAW_SCHEMA])
     works = gathered(batches.works, ["key", *_VERDICT, "version"])
-    of_work = numbers_of(heights_of(batches.works))
-    frame = _joined_in_python(prepared, numbers, works, of_work) if prepared.height < FEW_JOINED else None
-    if frame is None:
-        works = works.with_columns(pl.Series("batch", of_work))
-        frame = prepared.with_columns(pl.Series("batch", numbers))
-        frame = frame.join(works, on=["batch", "key"], how="left", maintain_order="left").drop("batch")
-
-    def of_each(name: str, values: Sequence[str]) -> pl.Series:
-        return pl.Series(name, values, dtype=pl.String)[numbers]
-
-    added = [
-        of_each("source", [meta.source for meta in metas]),
-        of_each("workload", batches.workloads),
-        of_each("source_key", [meta.source_key for meta in metas]),
+    works = works.with_columns(pl.Series("batch", numbers_of(heights_of(batches.works))))
+    frame = prepared.with_columns(pl.Series("batch", numbers))
+    frame = frame.join(works, on=["batch", "key"], how="left", maintain_order="left")
+    sources = pl.Series([meta.source for meta in batches.metas], dtype=pl.String)[numbers]
+    computed = {
+        "record_id": _record_ids(prepared, numbers, batches.metas),
+        "source": prepared["source"].fill_null(sources) if prepared.height else prepared["source"],
+        "workload": pl.Series(batches.workloads, dtype=pl.String)[numbers],
+        "model_version": frame["version"].set(frame["version"] == WARMING_VERSION, None),
+    }
+    columns = [computed.get(name, frame.get_column(name, default=None)) for name in RESULT_SCHEMA]
+    rows = [
+        one.cast(kind).alias(name) for one, (name, kind) in zip(columns, RESULT_SCHEMA.items(), strict=True)
     ]
-    in_pieces = _any_in_pieces(frame, numbers)
-    if in_pieces:
-        suffixes = {meta.batch_id: f".{digest(meta.batch_id)}." for meta in metas}
-        added.append(of_each("suffix", [suffixes[meta.batch_id] for meta in metas]))
-        added.append(pl.Series("batch", numbers))
-    frame = frame.hstack(added)
-    ids = _ids(pl.col("source_key"), pl.col("suffix"), ["batch", "line"], in_pieces=in_pieces)
-    return _results(frame, ids)
+    return Parts(pl.DataFrame(rows), heights)
 
 
-def _joined_in_python(
-    prepared: pl.DataFrame,
-    of_record: "np.ndarray[tuple[int], np.dtype[np.int64]]",
-    works: pl.DataFrame,
-    of_work: "np.ndarray[tuple[int], np.dtype[np.int64]]",
-) -> pl.DataFrame | None:
-    """Each record with its row of `works`, by batch and key; None where some have none.
-
-    For few rows a dict takes a third of a join."""
-    rows = {pair: row for row, pair in enumerate(zip(of_work.tolist(), works["key"].to_list(), strict=True))}
-    try:
-        which = [rows[pair] for pair in zip(of_record.tolist(), prepared["key"].to_list(), strict=True)]
-    except KeyError:
-        return None
-    picked = pl.Series(which, dtype=pl.UInt32)
-    return prepared.hstack([one[picked] for one in works.get_columns() if one.name != "key"])
+def record_ids(prepared: pl.DataFrame, meta: Meta) -> list[str]:
+    """The ids that `result_rows` gives to these records, in their order."""
+    return _record_ids(prepared, numbers_of([prepared.height]), [meta]).to_list()
 
 
-def _results(frame: pl.DataFrame, ids: pl.Expr) -> pl.DataFrame:
-    """RESULT_SCHEMA of a frame with all columns but two. `ids`: the record ids."""
-    version = pl.col("version")
-    computed = frame.select(
-        ids.alias("record_id"),
-        pl.when(version == WARMING_VERSION).then(None).otherwise(version).alias("model_version"),
+def _record_ids(
+    records: pl.DataFrame, batches: "np.ndarray[tuple[int], np.dtype[np.int64]]", metas: Sequence[Meta]
+) -> pl.Series:
+    """`batches`: the number of the batch for each record. Records with another source are of a
+    pack."""
+
+    def of_each(values: Sequence[str]) -> pl.Series:
+        return pl.Series(values, dtype=pl.String)[batches]
+
+    keys, place = of_each([meta.source_key for meta in metas]), ["batch", "line"]
+    if records["source"].null_count() < records.height:
+        marks = of_each([f"{meta.purpose.value}\0" for meta in metas]) + records["source"]
+        named = {mark: mark.split("\0", 1) for mark in marks.drop_nulls().unique()}
+        found = {mark: file_key(Purpose(purpose), name) for mark, (purpose, name) in named.items()}
+        keys = marks.replace_strict(found, default=None, return_dtype=pl.String).fill_null(keys)
+        place = ["batch", "source", "line"]
+    frame = records.select("source", "line", "lines").with_columns(pl.Series("batch", batches), key=keys)
+    if not _in_pieces(frame, place):  # windows take ten times as long
+        return frame.select(pl.col("key") + "-" + pl.col("line").cast(pl.String)).to_series()
+    suffixes = {meta.batch_id: f".{digest(meta.batch_id)}." for meta in metas}
+    return _ids_of_pieces(frame.with_columns(suffix=of_each([suffixes[m.batch_id] for m in metas])), place)
+
+
+def _in_pieces(frame: pl.DataFrame, place: list[str]) -> bool:
+    """Whether some line may be several records. `place`: the columns that identify a line."""
+    if frame["lines"].min() == 0:
+        return True
+    line, batch = frame["line"].to_numpy(), frame["batch"].to_numpy()
+    if ((line[1:] > line[:-1]) | (batch[1:] != batch[:-1])).all():
+        return False
+    return not frame.select(pl.struct(place).is_unique().all()).item()
+
+
+def _ids_of_pieces(frame: pl.DataFrame, place: list[str]) -> pl.Series:
+    piece = pl.col("line").cum_count().over(place) - 1
+    line = pl.col("line").cast(pl.String)
+    began_before = pl.col("lines").first().over(place) == 0
+    ids = (pl.col("key") + "-") + (
+        pl.when(began_before)
+        .then(line + pl.col("suffix") + piece.cast(pl.String))
+        .when(piece == 0)
+        .then(line)
+        .otherwise(line + "." + piece.cast(pl.String))
     )
-    columns = []
-    for name, kind in RESULT_SCHEMA.items():
-        column = computed[name] if name in computed.columns else frame[name]
-        columns.append(column if column.dtype == kind else column.cast(kind))
-    return pl.DataFrame(columns)
-
-
-def _is_pack(records: pl.DataFrame) -> bool:
-    return records["source"].null_count() < records.height
+    return frame.select(ids).to_series()
 
 
 def formats_of(work: pl.DataFrame) -> tuple[str, ...] | None:
@@ -469,55 +427,6 @@ def stored_records(rows: pl.DataFrame, meta: Meta) -> pl.DataFrame:
     source = pl.col("source")
     of_pack = pl.when(source != meta.source).then(source).alias("source")
     return rows.select(list(RAW_SCHEMA)).with_columns(of_pack)
-
-
-def record_ids(prepared: pl.DataFrame, meta: Meta) -> list[str]:
-    """The ids that `results` gives to these records, in their order."""
-    return prepared.select(_record_id(meta, prepared)).to_series().to_list()
-
-
-def _record_id(meta: Meta, prepared: pl.DataFrame) -> pl.Expr:
-    place, key = ["line"], pl.lit(meta.source_key)
-    if _is_pack(prepared):
-        place = ["source", "line"]
-        keys = {name: file_key(meta.purpose, name) for name in prepared["source"].drop_nulls().unique()}
-        key = pl.col("source").replace_strict(keys, default=meta.source_key, return_dtype=pl.String)
-    return _ids(key, pl.lit(f".{digest(meta.batch_id)}."), place, in_pieces=_in_pieces(prepared, place))
-
-
-def _in_pieces(records: pl.DataFrame, place: list[str]) -> bool:
-    """Whether some line may be several records. `place`: the columns that tell a line."""
-    if records["lines"].min() == 0:
-        return True
-    if place == ["line"]:
-        line = records["line"].to_numpy()
-        if (line[1:] > line[:-1]).all():
-            return False
-    return not records.select(pl.struct(place).is_unique().all()).item()
-
-
-def _any_in_pieces(records: pl.DataFrame, batches: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> bool:
-    """`_in_pieces` of several batches. `batches`: the number of the batch for each record."""
-    if records["lines"].min() == 0:
-        return True
-    line = records["line"].to_numpy()
-    if ((line[1:] > line[:-1]) | (batches[1:] != batches[:-1])).all():
-        return False
-    places = pl.DataFrame([pl.Series("batch", batches), records["line"]])
-    return not places.select(pl.struct("batch", "line").is_unique().all()).item()
-
-
-def _ids(key: pl.Expr, batch_suffix: pl.Expr, place: list[str], *, in_pieces: bool) -> pl.Expr:
-    """`place`: the columns that tell a line."""
-    if not in_pieces:  # windows take ten times as long
-        return key + "-" + pl.col("line").cast(pl.String)
-    piece = pl.col("line").cum_count().over(place) - 1
-    line = pl.col("line").cast(pl.String)
-    began_before = pl.col("lines").first().over(place) == 0
-    suffix = batch_suffix + piece.cast(pl.String)
-    return (key + "-") + pl.when(began_before).then(line + suffix).when(piece == 0).then(line).otherwise(
-        line + "." + piece.cast(pl.String)
-    )
 
 
 def judged_by_words(rows: pl.DataFrame, masks: MaskSet) -> pl.DataFrame:

@@ -20,11 +20,13 @@
         |-- BadInput              the user's input is unusable (exit code 2, HTTP 4xx)
         |   |-- NotFound          there is nothing of the name that was given (HTTP 404)
         |   |-- BadSetting        unknown key, wrong type, missing value
+        |   |-- NoRedis           at a start: no Redis answers at its address, or it still reads its data
         |   `-- BadMask           a mask pattern that does not compile or does not match its example
         |-- ObjectChanged         an object of an archive is gone, or another one than was planned
         |-- BadPayload            a stored payload or message that cannot be read
         |-- Rejected              records that a store will never take (mapping conflict)
         |-- BadBundle             a model version whose files are missing or do not match their hashes
+        |   `-- OlderBundle       one that an older build made: a training replaces it, no repair helps
         |-- StaleToken            the fencing token is not the newest: the lease is lost
         |-- TrainingFailed        a training that cannot give a model, with its reason
         |-- Cancelled             a training was stopped by an operator
@@ -123,6 +125,14 @@ class BadSetting(BadInput):
     """A setting is unknown, missing or of the wrong type."""
 
 
+class NoRedis(BadInput):
+    """No Redis answers yet. `loading`: it is there and still reads its data, so it is worth a wait."""
+
+    def __init__(self, message: str, *, loading: bool = False) -> None:
+        super().__init__(message)
+        self.loading = loading
+
+
 class BadMask(BadInput):
     """A mask does not compile or does not match its example."""
 
@@ -145,6 +155,10 @@ class Rejected(Fatal):
 
 class BadBundle(Fatal):
     """A model version cannot be loaded."""
+
+
+class OlderBundle(BadBundle):
+    """An older build made this model version, so that no process of this build can load it."""
 
 
 class StaleToken(Fatal):

@@ -31,6 +31,11 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
+def install_hint(extra: str) -> str:
+    """How the packages of an extra are installed: Logweir is on no package index, so from a clone of it."""
+    return f"pip install '.[{extra}]' in a clone of logweir"
+
+
 def end_uncollected() -> None:
     """At the end of this process the collector looks at nothing, for the system takes all memory back.
 

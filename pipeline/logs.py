@@ -8,7 +8,8 @@ second, and a sender may never log one.
 import logging
 import sys
 from collections.abc import MutableMapping
-from typing import TYPE_CHECKING, Any, cast
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 if TYPE_CHECKING:
     import structlog
@@ -33,7 +34,7 @@ def set_up(level: str, *, json: bool | None = None) -> None:
     structlog.configure(
         processors=shared + tail,
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _Unfailing(sys.stderr))),
         cache_logger_on_first_use=False,
     )
     # Libraries log through the standard module; the same processors format their messages.
@@ -49,13 +50,45 @@ def set_up(level: str, *, json: bool | None = None) -> None:
     root.setLevel(max(getattr(logging, level.upper()), logging.WARNING))
 
 
+class _Unfailing:
+    """A stream that drops what cannot be written, as the handlers of the standard module do. A full disk must
+    not keep a batch from being given back."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with suppress(OSError, ValueError):  # no space, a closed pipe; a closed stream
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+
 def _of_library(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """A foreign message becomes the `message` of one event, so that events keep their closed set of names."""
     return {**event, "event": "library", "message": event["event"]}
 
 
 def logger(**context: object) -> "structlog.stdlib.BoundLogger":
-    """A logger with context bound to it, e.g. batch, role, model."""
+    """A logger with context bound to it, e.g. batch, role, model.
+
+    Where no entry point has called `set_up`, events go through the standard module, as those of any library.
+    If the host program has no handler, warnings reach stderr; structlog as it comes would print to stdout.
+    """
     import structlog
 
-    return cast("structlog.stdlib.BoundLogger", structlog.get_logger(**context))
+    if structlog.is_configured():
+        return cast("structlog.stdlib.BoundLogger", structlog.get_logger(**context))
+    wrapped = structlog.wrap_logger(
+        logging.getLogger("logweir"),
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.format_exc_info,
+            structlog.processors.LogfmtRenderer(key_order=["event"]),
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+    )
+    return cast("structlog.stdlib.BoundLogger", wrapped.bind(**context))

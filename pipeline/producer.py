@@ -24,11 +24,19 @@ from pipeline.errors import BadInput, RedisUnavailable
 from pipeline.ledger.intake import CursorStep
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.submit import Submit
-from pipeline.records.batch import MAX_NAME, SEVERAL, Batch, Purpose, digest, utc_now
+from pipeline.records.batch import (
+    MAX_NAME,
+    SEVERAL,
+    Batch,
+    Purpose,
+    as_workload_name,
+    digest,
+    is_workload_name,
+    utc_now,
+)
 from pipeline.records.delivery import Accepted, Full, Known, RequestIdentity, Stage
 from pipeline.records.pushed import PushedLines, PushedRecords, not_text, pushed
 from pipeline.redis.attach import attached
-from pipeline.redis.cells import Cells, cells_of
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 from pipeline.sources.folders import rotation
@@ -51,18 +59,10 @@ class Producer:
         self.settings = settings
         self.clock = clock
         self.watchlist = Watchlist(ledger.client, settings)
-        self._cells: Cells | None = None
-        self._of_cells: dict[str, Producer] = {}  # by address
 
     @classmethod
     def connect(cls, settings: Settings) -> Self:
-        """A producer on REDIS_URL, or on the stack of the data directory. Raises BadInput without one.
-
-        Where REDIS_URL names cells, it sends each workload to its cell."""
-        if (cells := cells_of(settings)) is not None:
-            made = cls.connect(settings.replace(redis_url=cells.url("")))
-            made._cells = cells
-            return made
+        """A producer on REDIS_URL, or on the stack of the data directory. Raises BadInput without one."""
         from pipeline.messages.app import make_app  # Celery takes longer to import than all else
 
         settings = attached(settings)
@@ -92,8 +92,8 @@ class Producer:
         """
         if isinstance(items, str | bytes | Mapping) or not isinstance(items, Collection):
             raise BadInput("send() takes a list of lines or records; wrap a single line in a list")
-        check_name("workload", workload)
-        bid = check_name("batch id", batch_id if batch_id is not None else uuid.uuid4().hex)
+        check_workload(workload)
+        bid = check_batch_id(batch_id if batch_id is not None else uuid.uuid4().hex)
         if not len(items):
             raise BadInput(f"batch {bid!r} has no lines; leave empty batches out")
         if len(items) > self.settings.internal.batch_records:
@@ -135,7 +135,6 @@ class Producer:
         self,
         chunk: "Chunk",
         *,
-        start: int,
         workload: str,
         source: str,
         source_key: str,
@@ -144,17 +143,16 @@ class Producer:
         after: str | None = None,
         backfill: bool | None = None,
     ) -> Accepted | Full:
-        """Send a chunk of a source; its cursor moves in the same step. `start`: the chunk's offset in its
-        source.
+        """Send a chunk of a source; its cursor moves in the same step.
 
         The batch id derives from source and offset, so reading the same place again gives the same batch.
         `source_key` tells a file from its successor after a rotation; `cursor_key` stays, "" keeps no cursor.
         `after`: see `accept`. `backfill`: the lines wait behind fresh ones; None: when the last one is old
         (`BACKFILL_AFTER`).
         """
-        check_name("workload", workload)
+        check_workload(workload)
         batch = Batch(
-            batch_id=f"{source_key}-{start:x}",
+            batch_id=f"{source_key}-{chunk.start:x}",
             workload=workload,
             source=_shown(source),
             source_key=source_key,
@@ -184,8 +182,6 @@ class Producer:
         `after`: the cursor that the batch continues from, "" for none. Raises CursorMoved for another one.
         `backfill`: the batch waits behind fresh ones; None: when the time of every record is known and old.
         """
-        if (cell := self.cell(batch.workload)) is not self:
-            return cell.accept(batch, cursor_key=cursor_key, cursor=cursor, after=after, backfill=backfill)
         if backfill is None:
             backfill = self.is_past(_latest(batch))
         with _explained():
@@ -210,7 +206,7 @@ class Producer:
         backfill: bool = False,
         step: CursorStep | None = None,
     ) -> Accepted | Full | Known:
-        """The batches of several requests to the intake, all or none. They belong to this producer's cell.
+        """The batches of several requests to the intake, all or none.
 
         Known: some of the requests are in already and nothing was taken. `dead` and `step`: see
         Intake.accept_all. Raises RedisUnavailable when it is unknown whether the batches are in: accept the
@@ -238,17 +234,6 @@ class Producer:
                 workload=batch.workload,
                 lines=batch.physical_lines,
             )
-
-    def cell(self, workload: str) -> "Producer":
-        """The producer of the cell that takes this workload; itself without cells."""
-        if self._cells is None or (url := self._cells.url(workload)) == self.settings.redis.url:
-            return self
-        if (found := self._of_cells.get(url)) is None:
-            # Two threads may both connect; one of the two is kept.
-            made = Producer.connect(self.settings.replace(redis_url=url))
-            made.clock = self.clock
-            found = self._of_cells.setdefault(url, made)
-        return found
 
     def is_past(self, moment: object) -> bool:
         """Whether lines that end at this moment wait behind fresh ones."""
@@ -289,20 +274,27 @@ def workload_of_file(path: Path) -> str:
     for ending in (".log", ".txt", ".jsonl", ".json"):
         if name.endswith(ending) and len(name) > len(ending):
             name = name.removesuffix(ending)
-    return printable_name(name)[:100]
+    return as_workload_name(name)[:100]
 
 
-def printable_name(text: str) -> str:
-    """A text as a name: what a terminal does not print stands as `_`."""
-    return "".join(c if c.isprintable() else "_" for c in text)
-
-
-def check_name(noun: str, name: str) -> str:
-    """Workloads and batch ids: short, printable, not empty. Raises BadInput."""
-    if not isinstance(name, str) or not name or len(name) > MAX_NAME or not name.isprintable():
-        shown = repr(name) if len(repr(name)) <= 40 else repr(name)[:40] + "..."
-        raise BadInput(f"{noun} {shown} is not usable; use 1 to {MAX_NAME} printable characters")
+def check_workload(name: str) -> str:
+    """The name, if it can be that of a workload. Raises BadInput."""
+    if not isinstance(name, str) or not is_workload_name(name):
+        raise BadInput(
+            f"workload {_quoted(name)} is not usable; use 1 to {MAX_NAME} printable characters without * and ?"
+        )
     return name
+
+
+def check_batch_id(name: str) -> str:
+    """The name, if it can be a batch id. Raises BadInput."""
+    if not isinstance(name, str) or not name or len(name) > MAX_NAME or not name.isprintable():
+        raise BadInput(f"batch id {_quoted(name)} is not usable; use 1 to {MAX_NAME} printable characters")
+    return name
+
+
+def _quoted(name: object) -> str:
+    return repr(name) if len(repr(name)) <= 40 else repr(name)[:40] + "..."
 
 
 def _shown(source: str) -> str:

@@ -37,10 +37,15 @@ packages() {
   "${pip[@]}" --no-build-isolation --editable . >&2
 }
 
+# What .venv is made from, as one number: another one means that it has to be set up again.
+version_of_packages() {
+  cat pyproject.toml constraints.txt requirements/*.txt | cksum | cut -d' ' -f1
+}
+
 # install EXTRA: "all" for running, "dev" for testing.
 install() {
   local extra=$1 python version stamp
-  version=$(cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+  version=$(version_of_packages)
   stamp=".venv/.installed-$extra-$version"
   # What tests need includes what running needs.
   if [ ! -e "$stamp" ] && [ ! -e ".venv/.installed-dev-$version" ]; then

@@ -7,6 +7,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from pipeline.records.news import NEWS_SCHEMA, NewsQuery
 from pipeline.records.pattern_query import PATTERN_SCHEMA, RATE_SCHEMA, PatternQuery
 from pipeline.records.result_query import ResultQuery
 from pipeline.records.schema import RESULT_SCHEMA
@@ -54,6 +55,57 @@ PATTERNS = [
     row(8, timestamp=FIRST - 2 * HOUR, template_id=2),
     row(9, timestamp=FIRST - 2 * HOUR, workload="shop/db", level="fatal", message="gone", score=0.1),
     row(10, timestamp=FIRST - 25 * HOUR, workload="shop/db"),
+]
+# Beside PATTERNS, which hold no news.
+SAID = ["never-said:900 saved"]
+NEWS = [
+    row(1, "n", template_id=5, pattern_id=5, score=0.2, anomalous=True, reasons=SAID, message="saved twice"),
+    row(
+        2,
+        "n",
+        template_id=5,
+        pattern_id=6,
+        score=0.4,
+        anomalous=True,
+        reasons=["never-said:900 clean", "x"],
+        message="lost",
+    ),
+    row(3, "n", template_id=5, pattern_id=6, score=0.4, anomalous=True, reasons=SAID, message="lost again"),
+    row(4, "n", template_id=6, score=0.6, anomalous=True, reasons=["new-template", "rare:0/9"], level=None),
+    row(5, "n", template_id=7, score=0.9, anomalous=True, reasons=["new-template", "error-severity:failed"]),
+    row(6, "n", template_id=8, score=0.9, anomalous=True, reasons=["new-template"], level="warning"),
+    row(7, "n", template_id=9, score=0.9, anomalous=True, reasons=[]),
+    row(8, "n", template_id=-3, score=0.9, anomalous=True, reasons=["rare:0/9"]),
+    row(9, "n", template_id=10, score=0.9, reasons=["new-template"]),
+    row(
+        10, "n", template_id=None, workload="shop/db", score=0.3, anomalous=True, reasons=SAID, pattern_id=20
+    ),
+    row(
+        11,
+        "n",
+        template_id=11,
+        workload="shop/db",
+        score=0.1,
+        timestamp=FIRST - HOUR,
+        anomalous=True,
+        reasons=SAID,
+        pattern_id=21,
+    ),
+    # Marked by a person.
+    row(14, "n", template_id=13, score=1.0, anomalous=True, reasons=["marked:anomalous by ann", *SAID]),
+    row(15, "n", template_id=14, score=0.0, reasons=["marked:normal by ann", *SAID]),
+    # Said two days ago, and again.
+    row(
+        12,
+        "n",
+        template_id=12,
+        score=0.9,
+        timestamp=FIRST - 2 * DAY,
+        anomalous=True,
+        reasons=SAID,
+        pattern_id=22,
+    ),
+    row(13, "n", template_id=12, score=0.9, anomalous=True, reasons=SAID, pattern_id=22),
 ]
 SPAN = {"since": FIRST, "until": FIRST + DAY, "against": (FIRST - DAY, FIRST), "buckets": 4}
 
@@ -205,6 +257,33 @@ class AnswersContract:
         assert answers.last_time(None) == answers.last_time(("shop/web",)) == FIRST + timedelta(seconds=5)
         assert answers.last_time(("shop/db", "other")) == FIRST + timedelta(seconds=3)
         assert answers.last_time(("other",)) is answers.last_time(()) is None
+
+    def test_calm_new_lines_are_found_by_template_each_day_the_strangest_of_each_workload_first(
+        self, ask: Ask
+    ) -> None:
+        answers = ask([*PATTERNS, *NEWS])
+        asked = {"past": FIRST - 7 * DAY, "since": FIRST, "until": FIRST + DAY, "limit": 9}
+        found = answers.news(NewsQuery(**asked))
+        assert dict(found.schema) == NEWS_SCHEMA
+        counted = found.select("workload", "template_id", "records", "score", "record_id")
+        assert counted.rows() == [
+            ("shop/web", 6, 1, 0.6, "n-4"),
+            ("shop/db", 0, 1, 0.3, "n-10"),
+            ("shop/web", 5, 3, 0.4, "n-2"),
+        ]
+        said = found.select("message", "level", "at", "reasons").row(2)
+        assert said == ("lost", "info", FIRST + timedelta(seconds=2), ["never-said:900 clean", "x"])
+        assert found.select("first", "last").row(2) == tuple(FIRST + timedelta(seconds=n) for n in (1, 3))
+        for changes, templates in (
+            ({"limit": 1}, [6]),
+            ({"since": FIRST - DAY, "limit": 1}, [6, 11]),
+            ({"since": FIRST - DAY, "until": FIRST - HOUR}, []),
+            ({"past": FIRST}, [12, 0, 6, 5]),
+            ({"workloads": ("shop/db",)}, [0]),
+            ({"workloads": ()}, []),
+        ):
+            found = answers.news(NewsQuery(**(asked | changes)))
+            assert found["template_id"].to_list() == templates, changes
 
     def test_cancelling_without_a_question_changes_nothing(self, ask: Ask) -> None:
         answers = ask(LINES)

@@ -36,7 +36,9 @@ def command_line(
 
     Handlers of signals are as before afterwards; the one of Ctrl-C must be already.
     """
-    for name, value in settings.to_environ().items():
+    # The address in a variable of its own, as users have it, so that a test can take it away.
+    monkeypatch.setenv("REDIS_URL", settings.redis.url or "")
+    for name, value in settings.replace(redis_url=None).to_environ().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("COLUMNS", str(columns))
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}

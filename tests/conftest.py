@@ -22,9 +22,8 @@ from command_line import Verb, command_line
 from opensearch_node import Node, Secure, forget
 from polling import Clock, wait_until
 from s3_server import S3Server, weed
-from xdist.remote import Producer
-from xdist.scheduler import LoadFileScheduling
 
+from pipeline import upkeep
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.imports import uncollected
 from pipeline.ledger.ledger import Ledger
@@ -34,7 +33,6 @@ from pipeline.workers.stack.private_redis import PrivateRedis
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
-DATA = SHARED / "data"
 
 
 # Loading checks every mask, 60 ms of processor time. A process of the product does so once, and so does a
@@ -54,16 +52,6 @@ def _load_masks(path: Path | None = None, extra: Sequence[Path] = ()) -> MaskSet
 MaskSet.load = _load_masks  # type: ignore[method-assign]
 
 
-# CI gives a failed test a second try, because a machine with other work may miss a bound of time
-# (scripts/test). What these look for happens once in many runs: there one failure is a find, and a second try
-# would hide it.
-ONE_TRY = re.compile(
-    r".*/test_(chaos\w*|torture|invariants)\.py$"
-    r"|.*/ledger/test_(crash_points|durability|pressure|ledger|machine|races)\.py$"
-    r"|.*/gpu/test_ledger\w*\.py$"
-)
-
-
 # Files with the longest first (minutes in four processes on two cores), so that the processes end at about
 # the same time. Of those outside e2e/, the others come in any order, and one that waits for long would end
 # the run alone. bad_input stands for all files that share its stack.
@@ -73,9 +61,7 @@ LONGEST = (
     "e2e/test_training.py",
     "e2e/test_run.py",
     "e2e/test_signals.py",
-    "e2e/test_chaos.py",
     "ledger/test_crash_points.py",
-    "e2e/test_shards.py",
     "test_readme.py",
     "workers/api/test_console_browser.py",
     "e2e/test_workers.py",
@@ -100,18 +86,10 @@ TRAINED = frozenset(
 )
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
-    """For `--dist loadfile`: a file stays in one process, and so do the files that share a stack."""
-    if config.getvalue("dist") != "loadfile":
-        return None
-
-    class ByStack(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = super()._split_scope(nodeid)
-            return "trained" if file in TRAINED else file
-
-    return ByStack(config, log)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """For `--dist loadgroup`: a file stays in one process, and so do the files that share a stack."""
+    file = item.path.relative_to(ROOT).as_posix() if item.path.is_relative_to(ROOT) else item.path.name
+    item.add_marker(pytest.mark.xdist_group("trained" if file in TRAINED else file))
 
 
 # `--quick` leaves out what starts servers of this kind.
@@ -144,9 +122,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return LONGEST.index(name) if name in LONGEST else len(LONGEST), not name.startswith("e2e/")
 
     items.sort(key=rank)
-    for item in items:
-        if ONE_TRY.match(item.path.as_posix()):
-            item.add_marker(pytest.mark.flaky(reruns=0))
     if not config.getoption("--images"):  # as the file above
         items[:] = [item for item in items if "podman" not in getattr(item, "fixturenames", ())]
     if config.getoption("--quick"):
@@ -156,18 +131,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=long)
         left_out = set(long)
         items[:] = [item for item in items if item not in left_out]
-        give_examples(items, QUICK)
-    elif config.getoption("--hypothesis-profile") == "thorough":
-        give_examples(items, THOROUGH)
-    elif hasattr(config, "workerinput"):  # a whole run, in several processes
-        give_examples(items, WHOLE)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Why each second try was needed; pytest itself names only the test."""
-    for report in terminalreporter.stats.get("rerun", []):
-        terminalreporter.section(f"first try of {report.nodeid}", sep="_")
-        terminalreporter.line(report.longreprtext)
+    if (share := share_of_examples(config)) != 1:
+        give_examples(items, share)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -196,7 +161,22 @@ hypothesis.settings.register_profile("thorough", hypothesis.settings.get_profile
 hypothesis.settings.load_profile("logweir")
 # How many of its examples each property gets, stated or not: `--hypothesis-profile thorough` is for an hour
 # of searching.
-THOROUGH, WHOLE, QUICK = 20.0, 0.4, 0.2
+THOROUGH, WHOLE, QUICK = 20.0, 0.25, 0.2
+
+
+def share_of_examples(config: pytest.Config) -> float:
+    """What the number of examples of each property is multiplied by."""
+    if config.getoption("--quick"):
+        return QUICK
+    if config.getoption("--hypothesis-profile") == "thorough":
+        return THOROUGH
+    return WHOLE if hasattr(config, "workerinput") else 1.0  # a whole run is in several processes
+
+
+@pytest.fixture(scope="session")
+def share(request: pytest.FixtureRequest) -> float:
+    """`share_of_examples`, for a test that makes a property of its own."""
+    return share_of_examples(request.config)
 
 
 def give_examples(items: list[pytest.Item], share: float) -> None:
@@ -257,13 +237,27 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _logging_as_before() -> Iterator[None]:
     """A command that a test runs in this process sets logging up, on a standard error that ends with the
-    test."""
+    test. A Celery worker in this process changes the level, and later tests would log no warnings."""
     root = logging.getLogger()
     before = (root.handlers[:], root.level)
     yield
+    root.setLevel(before[1])
     if structlog.is_configured():
         structlog.reset_defaults()
-        root.handlers[:], root.level = before[0], before[1]
+        root.handlers[:] = before[0]
+
+
+# Faults of threads and tasks of ours, which would have ended the process.
+_ended: list[int] = []
+upkeep.end = _ended.append
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[list[int]]:
+    """Exit codes that threads and tasks of ours asked for. A test that expects one removes it."""
+    upkeep.end = _ended.append  # here, for a test may import this file a second time
+    yield _ended
+    assert not _ended or _ended.clear(), "a thread or task of ours failed, see the event upkeep.failed"
 
 
 @pytest.fixture(autouse=True)
@@ -293,17 +287,13 @@ def logweir(
         yield verb
 
 
-def need_data(path: Path) -> Path:
-    """A file of the shared data sets, or a skip that says why."""
-    if not path.exists():
-        pytest.skip(f"the labelled log sets are not here ({path.name})")
-    return path
-
-
-# In CI everything a test needs is there or can be installed; only these reasons may skip one.
+# In CI everything a test needs is there or can be installed; only these reasons may skip one. A clone has no
+# public log sets (`log_sets.NOT_HERE`), and only root can mount.
 MAY_SKIP = re.compile(
     r"\bGPU\b|runs as root"
     + ("" if (SHARED / "opensearch").exists() else "|OpenSearch is not here")
+    + ("" if (SHARED / "data").is_dir() else "|public log sets are not here")
+    + ("" if os.geteuid() == 0 else "|mount")
     + ("|promtool is not here" if os.environ.get("NO_PROMTOOL") else "")  # scripts/test has tried to get it
     + ("" if shutil.which("strace") else "|strace is not here")
     + ("" if platform.machine() in ("x86_64", "aarch64") else "|SeaweedFS")  # of others there is no wheel

@@ -162,6 +162,13 @@ def _fill(console: Console) -> None:
         )
         for n in range(LINES)
     ]  # fmt: skip
+    rows.append(
+        row(
+            0, "said", timestamp=began + timedelta(minutes=30), workload=NAME, message=f"array is lost {HOSTILE}",
+            template_id=HOSTILE_TEMPLATE, pattern_id=1, score=0.5, anomalous=True,
+            reasons=[f"never-said:900 {HOSTILE}"],
+        )
+    )  # fmt: skip
     beside = {HOSTILE: HOSTILE, "trace_id": HOSTILE, "msg": HOSTILE, "level": "error"}
     rows += [
         row(

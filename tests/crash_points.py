@@ -27,13 +27,12 @@ from small_bundles import ONE, written
 
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import RedisUnavailable
-from pipeline.messages.routing import all_queues
-from pipeline.models.bundle import KNOWN_SCHEMA, KnownPatterns
+from pipeline.messages.routing import ALL_QUEUES
 from pipeline.models.evidence import Evidence
-from pipeline.models.threshold import Mode, calibrate
+from pipeline.models.known.patterns import KNOWN_SCHEMA, KnownPatterns
+from pipeline.models.threshold import calibrate
 from pipeline.models.verdict import Knowledge
-from pipeline.records.batch import SEVERAL, utc_now
-from pipeline.redis.connection import byte_map
+from pipeline.records.batch import utc_now
 from pipeline.redis.keys import Keys
 from pipeline.redis.scripts import SCRIPT_DIR, script_text
 from pipeline.settings import Settings
@@ -155,7 +154,7 @@ class Models(LoadedModels):
 
     def knowledge(self, version: str) -> Knowledge:
         known = KnownPatterns(pl.DataFrame(schema=KNOWN_SCHEMA))
-        return Knowledge(calibration=calibrate([], mode=Mode.SELF, total=1), known=known)
+        return Knowledge(calibration=calibrate([], total=1), known=known)
 
 
 class Process(Context):
@@ -174,14 +173,19 @@ local function short(key, kind) return string.sub(key, #p + #kind + 3) end
 for _, key in ipairs(redis.call('KEYS', p .. ':payload:*')) do out.payloads[short(key, 'payload')] = redis.call('STRLEN', key) end
 for _, key in ipairs(redis.call('KEYS', p .. ':work:*')) do out.works[short(key, 'work')] = 1 end
 for _, key in ipairs(redis.call('KEYS', p .. ':batch:*')) do
-  local b = redis.call('HMGET', key, 'state', 'lines', 'workload', 'kind', 'bytes')
-  local sums = out.lines[b[3]] or { flight = 0, dead = 0 }
-  out.lines[b[3]] = sums
+  local b = redis.call('HMGET', key, 'state', 'lines', 'workload', 'kind', 'bytes', 'shares')
+  local function count(word)
+    if b[4] == 'rescore' then return end
+    for name, lines in pairs(b[6] and cjson.decode(b[6]) or { [b[3]] = b[2] }) do
+      out.lines[name] = out.lines[name] or { flight = 0, dead = 0 }
+      out.lines[name][word] = out.lines[name][word] + lines
+    end
+  end
   if b[1] == 'dead' then
-    if b[4] ~= 'rescore' then sums.dead = sums.dead + b[2] end
+    count('dead')
     out.dead_bytes = out.dead_bytes + b[5]
   elseif b[1] ~= 'done' and b[1] ~= 'split' then
-    if b[4] ~= 'rescore' then sums.flight = sums.flight + b[2] end
+    count('flight')
     out.batches, out.bytes = out.batches + 1, out.bytes + b[5]
     out.stages[b[1]] = (out.stages[b[1]] or 0) + 1
     -- What is scored again is read back from the sink.
@@ -190,6 +194,7 @@ for _, key in ipairs(redis.call('KEYS', p .. ':batch:*')) do
   end
 end
 out.due = redis.call('ZCARD', p .. ':due')
+out.in_flight = redis.call('ZCARD', p .. ':in_flight')
 local function hash(key)
   local flat, map = redis.call('HGETALL', key), {}
   for i = 1, #flat, 2 do map[flat[i]] = tonumber(flat[i + 1]) end
@@ -209,23 +214,11 @@ def snapshot(client: "redis.Redis", prefix: str) -> dict[str, Any]:
 
 def check_sums(found: dict[str, Any]) -> None:
     """Every line is counted once, every gauge is what the entries say, and every unfinished batch is looked
-    after.
-
-    Lines in flight of a batch of several workloads are known as a whole."""
-    flying = found["lines"].get(SEVERAL, {"flight": 0})["flight"]
-    names = [name for sums in found["totals"].values() for name in sums]
-    whole = {name: sum(sums.get(name, 0) for sums in found["totals"].values()) for name in names}
-    parts = {"flight": flying, "dead": 0}
-    for workload in found["totals"]:
-        entries = found["lines"].get(workload, {"flight": 0, "dead": 0})
-        parts = {name: count + entries[name] for name, count in parts.items()}
-    compared = {"all": (whole, parts)}
-    if not flying:
-        none = {"flight": 0, "dead": 0}
-        compared = {name: (sums, found["lines"].get(name, none)) for name, sums in found["totals"].items()}
-    for workload, (sums, entries) in compared.items():
+    after."""
+    for workload, sums in found["totals"].items():
         if not sums:
             continue
+        entries = found["lines"].get(workload, {"flight": 0, "dead": 0})
         ended = sum(sums.get(name, 0) for name in ("stored", "dead", "discarded", "skipped"))
         assert sums["accepted"] == ended + entries["flight"], (workload, sums, entries)
         assert sums.get("dead", 0) == entries["dead"], (workload, sums, entries)
@@ -236,7 +229,7 @@ def check_sums(found: dict[str, Any]) -> None:
     assert gauges == (stages or {}), found
     unfinished = found["unfinished"] or {}
     assert "not in due" not in unfinished.values(), unfinished
-    assert found["due"] == len(unfinished), found
+    assert found["due"] == found["in_flight"] == len(unfinished), found
     assert not found["gone"], found
 
 
@@ -311,14 +304,12 @@ class World:
         return int(self.plain.zcard(self.keys.due)) + int(self.plain.zcard(self.keys.training_queue))
 
     def lying(self) -> int:
-        return sum(
-            int(self.plain.llen(f"{self.settings.redis.key_prefix}:{queue}")) for queue in all_queues(1)
-        )
+        return sum(int(self.plain.llen(f"{self.settings.redis.key_prefix}:{queue}")) for queue in ALL_QUEUES)
 
     def deliver(self) -> int:
         """Give every message that lies in a queue to the process, as a Celery worker would."""
         count = 0
-        for queue in all_queues(1):
+        for queue in ALL_QUEUES:
             key = f"{self.settings.redis.key_prefix}:{queue}"
             for _ in range(int(self.plain.llen(key))):
                 raw = self.plain.rpop(key)
@@ -348,10 +339,6 @@ class World:
         for key in self.plain.keys("{" + self.settings.redis.key_prefix + "}:lease:*"):
             if self.plain.hget(key, "holder"):
                 pipe.hset(key, "deadline", 1)
-        for key in (self.keys.evidence("young"), self.keys.evidence("old")):
-            for name, value in byte_map(self.plain.hgetall(key)).items():
-                if value.startswith(b"m"):  # who scores the line
-                    pipe.hdel(key, name)
         for key in (self.keys.due, self.keys.training_queue):
             for name in self.plain.zrange(key, 0, -1):
                 pipe.zadd(key, {name: 1})

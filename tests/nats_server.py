@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from polling import wait_until
 
-from pipeline.nats.payloads import Payload, list_bytes, payload_bytes, read_payloads
+from pipeline.nats.payloads import Payload, payload_bytes, payload_lists, read_payloads
 
 
 def binary() -> Path:
@@ -206,6 +207,11 @@ def payload(number: int, log: str = "", **fields: Any) -> Payload:
 def single(documents: Iterable[Payload], subject: str = "raw_logs") -> list[tuple[str, bytes]]:
     """A message for each."""
     return [(subject, payload_bytes(one)) for one in documents]
+
+
+def list_bytes(documents: Iterable[Payload]) -> bytes:
+    """One `PayloadList` on the wire."""
+    return b"".join(data for _, data in payload_lists(documents, sys.maxsize))
 
 
 def listed(

@@ -12,12 +12,15 @@ import redis
 from polling import wait_until
 from tls_redis import Certificates, tls_lines, tls_server
 
-from bench._sentinels import MASTER, sentinel_lines, server_lines, written
+from bench._sentinels import FAILOVER_TIMEOUT_MS, MASTER, sentinel_lines, server_lines, written
 from pipeline.producer import Producer
 from pipeline.workers.stack.private_redis import find_server
 
 # Sentinels call a server down after so long; operators are told 2 to 5 s.
 DOWN_AFTER_MS = 1_000
+# When sentinels have another master at the latest: an election without a winner is held again after twice the
+# `failover-timeout`, and a busy machine may need three.
+TAKES_OVER_S = DOWN_AFTER_MS / 1_000 + 3 * 2 * FAILOVER_TIMEOUT_MS / 1_000
 
 
 class Server:
@@ -90,6 +93,23 @@ class Group:
         """All but the master."""
         master = self.master()
         return [server for server in self.servers if server is not master]
+
+    def took_over(self, before: Server) -> bool:
+        """Whether all sentinels name one master that is not `before`, none of them still leads a fail-over,
+        and that master takes a write which a replica acknowledges: from then on nothing refuses a push."""
+        states = [sentinel.client.sentinel_master(MASTER) for sentinel in self.sentinels]
+        ports = {state["port"] for state in states}
+        if (
+            len(ports) > 1
+            or before.port in ports
+            or any("failover" in str(state["flags"]) for state in states)
+        ):
+            return False
+        with contextlib.suppress(redis.RedisError):
+            client = self.master().client
+            client.set("took-over", 1)
+            return int(client.wait(1, 200)) >= 1
+        return False
 
     def ready(self) -> bool:
         """The replicas follow, and each sentinel knows the two others and both replicas."""

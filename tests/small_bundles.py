@@ -1,6 +1,7 @@
 """Model versions that are whole, though no network could be loaded from them; and damage to them."""
 
 import functools
+import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 from pipeline.models import bundle
 from pipeline.models.bundle import Manifest, TrainingStats
 from pipeline.models.registry import Registry
-from pipeline.models.threshold import Mode, calibrate
+from pipeline.models.threshold import calibrate
 from pipeline.store.folder import Folder
 
 AT = datetime(2026, 11, 20, tzinfo=UTC)
@@ -28,10 +29,10 @@ def written(
     """A complete bundle with the right hashes, on this machine only; `put` brings bundles into the store."""
 
     def manifest(files: Any) -> Manifest:
-        given: dict[str, Any] = {"hold_out": "", "device": "cpu"}
+        given: dict[str, Any] = {"device": "cpu"}
         return Manifest(
-            version=version, created=AT, mode=Mode.SELF, mask_version="m", tokens=(), config={},
-            calibration=calibrate([], mode=Mode.SELF, total=1), seed=0, template_watermark=0, files=files,
+            version=version, created=AT, mask_version="m", tokens=(), config={},
+            calibration=calibrate([], total=1), seed=0, files=files,
             stats=TrainingStats(**{name: given.get(name, 0) for name in TrainingStats.__dataclass_fields__}),
             model=model, workloads=tuple(workloads),
         )  # fmt: skip
@@ -81,3 +82,10 @@ def damage(registry: Registry, version: str) -> None:
 def repair(registry: Registry, version: str) -> None:
     """Bring it back to the store."""
     manifest_of(registry, version).with_name("aside").rename(manifest_of(registry, version))
+
+
+def make_older(registry: Registry, version: str) -> None:
+    """As if the build before had made this version: its format, in the store and on this machine."""
+    for path in (manifest_of(registry, version), registry.path(version) / bundle.MANIFEST):
+        if path.exists():
+            path.write_text(json.dumps(json.loads(path.read_bytes()) | {"format": bundle.BUNDLE_FORMAT - 1}))

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import redis
 import yaml
-from conftest import ROOT
 from pool_devices import put_devices
 from prometheus_client import CollectorRegistry
 
@@ -19,6 +18,7 @@ from pipeline.gpu.pool import Pool
 from pipeline.settings import Settings
 from pipeline.workers.scrape import Scrape
 
+ROOT = Path(__file__).resolve().parent.parent
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "logweir.json").read_text(encoding="utf-8"))
 RULES = [

@@ -7,6 +7,7 @@ import compose
 import pytest
 import yaml
 
+from pipeline.gpu.node.host_lock import MODE
 from pipeline.settings import ITEMS, PUBLIC, Settings
 from pipeline.workers.roles import ROLES
 
@@ -130,7 +131,8 @@ def test_compose_probes_every_worker_by_its_own_name() -> None:
 def test_compose_lets_every_gpu_service_lock_where_its_user_may_write() -> None:
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
     (place,) = services["gpu-locks"]["volumes"]
-    assert services["gpu-locks"]["entrypoint"] == ["chmod", "1777", place.split(":")[1]]
+    made = ["install", "-d", "-m", f"{MODE:o}", "-g", "10001", place.split(":")[1]]
+    assert services["gpu-locks"]["entrypoint"] == made
     with_gpu = {name for name, s in services.items() if "deploy" in s}
     assert with_gpu == {"agent", "infer-gpu", "gpu-jobs", "serve", "train-gpu"}
     for name in with_gpu:

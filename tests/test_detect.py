@@ -15,9 +15,9 @@ from pipeline.detect import WORK_SCHEMA
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.ledger.ledger import Ledger
-from pipeline.models.bundle import KNOWN_SCHEMA, KnownPatterns
 from pipeline.models.evidence import Evidence, Normal
-from pipeline.models.threshold import Mode, calibrate
+from pipeline.models.known.patterns import KNOWN_SCHEMA, KnownPatterns
+from pipeline.models.threshold import calibrate
 from pipeline.models.verdict import Knowledge, verdict_of
 from pipeline.records.batch import Batch, Purpose
 from pipeline.records.columns import lists_of_text
@@ -167,12 +167,13 @@ def row(**changes: Any) -> dict[str, Any]:
 
 
 KNOWN = KnownPatterns(
-    pl.DataFrame([{"pattern_id": 7, "count": 90, "template_id": 3, "severe": False}], schema=KNOWN_SCHEMA)
+    pl.DataFrame(
+        [{"pattern_id": 7, "count": 90, "template_id": 3, "severe": False, "baseline": False}],
+        schema=KNOWN_SCHEMA,
+    )
 )
 KNOWLEDGE = Knowledge(
-    calibration=calibrate(
-        [Normal(evidence=Evidence(surprisal=s)) for s in (1.0, 1.1, 1.2)], mode=Mode.SELF, total=100
-    ),
+    calibration=calibrate([Normal(evidence=Evidence(surprisal=s)) for s in (1.0, 1.1, 1.2)], total=100),
     known=KNOWN,
 )
 
@@ -321,8 +322,8 @@ def test_batches_prepared_together_are_as_each_alone(
     for one, other in zip(answered, distinct, strict=True):
         assert one.equals(detect.answer(other, known))
     judged = detect.Judged(alone, answered, metas, [f"w{n % 2}" for n in range(len(alone))])
-    for number, rows in enumerate(detect.result_rows_all(judged)):
-        assert rows.equals(judged.alone(number))
+    for n, rows in enumerate(detect.result_rows_all(judged)):
+        assert rows.equals(detect.result_rows(alone[n], answered[n], metas[n], f"w{n % 2}"))
     again = detect.prepare_all(asked, metas, MASKS, works)
     for one, other, work in zip(again, alone, works, strict=True):
         assert one.equals(other if work is None else other.drop("masked").select(one.columns))
@@ -361,11 +362,11 @@ def test_pieces_have_the_same_ids_where_several_batches_are_joined() -> None:
     works = [detect.distinct(rows, "m1") for rows in prepared]
     judged = detect.Judged(prepared, works, metas, [f"w{number}" for number in range(len(frames))])
     for number, rows in enumerate(detect.result_rows_all(judged)):
-        assert rows.equals(judged.alone(number))
+        assert rows.equals(detect.result_rows(prepared[number], works[number], metas[number], f"w{number}"))
     # A key without work is no error: its masks may have changed since.
     works[1] = works[1].head(1)
     for number, rows in enumerate(detect.result_rows_all(judged)):
-        assert rows.equals(judged.alone(number))
+        assert rows.equals(detect.result_rows(prepared[number], works[number], metas[number], f"w{number}"))
 
 
 def batch(batch_id: str, records: pl.DataFrame) -> Batch:
@@ -393,16 +394,13 @@ def test_lines_that_are_not_in_pieces_have_the_ids_that_windows_give(
     rows: list[tuple[str | None, int, int]],
 ) -> None:
     schema = {"source": pl.String, "line": pl.UInt64, "lines": pl.UInt32}
-    records = pl.DataFrame(rows, schema=schema, orient="row")
-    for place in (["line"], ["source", "line"]):
-        in_pieces = detect._in_pieces(records, place)
-        ids = [
-            records.select(detect._ids(pl.lit("k"), pl.lit(".b."), place, in_pieces=some)).to_series()
-            for some in (in_pieces, True)
-        ]
-        assert ids[0].to_list() == ids[1].to_list()
-        places = records.select(place).rows()
-        assert in_pieces == (len(set(places)) < len(places) or 0 in records["lines"])
+    frame = pl.DataFrame(rows, schema=schema, orient="row").with_columns(
+        batch=pl.lit(0), key=pl.lit("k"), suffix=pl.lit(".b.")
+    )
+    for place in (["batch", "line"], ["batch", "source", "line"]):
+        if not detect._in_pieces(frame, place):
+            plain = [f"k-{line}" for line in frame["line"].to_list()]
+            assert detect._ids_of_pieces(frame, place).to_list() == plain
 
 
 def test_pieces_of_one_line_in_different_batches_have_different_ids(

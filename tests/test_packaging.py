@@ -172,6 +172,30 @@ def test_every_package_of_ci_and_of_the_image_is_locked_with_hashes() -> None:
     assert direct("dev", "docs") <= both.keys(), "run scripts/lock_hashes"
 
 
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt", "requirements/cpu.txt"])
+def test_the_environment_is_set_up_again_when_a_file_that_it_is_made_from_changes(
+    tmp_path: Path, name: str
+) -> None:
+    for file in (
+        "scripts/_setup.sh",
+        "pyproject.toml",
+        "constraints.txt",
+        "requirements/run.txt",
+        "requirements/cpu.txt",
+    ):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_bytes((ROOT / file).read_bytes())
+
+    def version() -> str:
+        return done("bash", "-c", f". {tmp_path}/scripts/_setup.sh && version_of_packages", cwd=tmp_path)
+
+    before = version()
+    assert version() == before
+    with (tmp_path / name).open("a") as file:
+        file.write("# another\n")
+    assert version() != before
+
+
 def test_the_image_takes_nothing_without_a_hash_or_a_digest() -> None:
     text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
     installs = [part for part in re.split(r"&&|\n", text) if "pip install" in part]
@@ -193,6 +217,16 @@ for items in (lines, [{"message": "two", "timestamp": "2026-11-20T10:00:00Z"}]):
 """
 
 
+NOBODY = "http://127.0.0.1:9"
+ASKS = """
+import sys
+from pipeline.cli import main
+url, *verbs = sys.argv[1:]
+codes = {main(["--url", url, *verb.split()]) for verb in verbs}
+raise SystemExit(codes.pop() if len(codes) == 1 else str(codes))
+"""
+
+
 @pytest.mark.long
 def test_a_base_install_is_small_sends_and_says_what_is_missing(
     built: Built, tmp_path: Path, settings: Settings
@@ -205,27 +239,45 @@ def test_a_base_install_is_small_sends_and_says_what_is_missing(
     face = "from pipeline import Client, Need, Pool, Producer, Settings; print(Producer.__module__)"
     assert done(into / "python", "-c", face, cwd=tmp_path) == "pipeline.producer\n"
     env = {**os.environ, **settings.to_environ()}
-    said = done(into / "python", "-c", SENDS, cwd=tmp_path, env=env)
-    assert said.count("Accepted(batch_id=") == 2, said
+    sent = subprocess.run(
+        [into / "python", "-c", SENDS], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
+    lines = sent.stdout.splitlines()
+    assert len(lines) == 2 and all(line.startswith("Accepted(batch_id=") for line in lines), lines
+    assert sent.stderr == "", "a push that cannot wake the workers says so there"
     ledger = Ledger(connect(settings), settings)
-    assert [framed(ledger.payload(name))[0]["lines"].to_list() for name in "31"] == [[3], [1]]
-    # Through an API nothing more is needed; here none answers.
-    for remote in ("status", "results", "patterns", "units", "incidents", "models list", "train --list", "watch list",
-                   "mark --list", "dead list", "senders", "gpu top", "gpu usage --csv"):  # fmt: skip
-        answer = subprocess.run(
-            [into / "logweir", "--url", "http://127.0.0.1:9", *remote.split()],
-            cwd=tmp_path, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+    assert [framed(ledger.payload(name))[0]["lines"].to_list() for name in "31"] == [[1, 2], [1]]
+    # Through an API nothing more is needed; here none answers. All in one process, after one of its own.
+    remote = ("status", "results", "patterns", "units", "incidents", "models list", "train --list", "watch list",
+              "mark --list", "dead list", "senders", "gpu top", "gpu usage --csv")  # fmt: skip
+    for command, verbs in (
+        ([into / "logweir", "--url", NOBODY, *remote[0].split()], remote[:1]),
+        ([into / "python", "-c", ASKS, NOBODY, *remote], remote),
+    ):
+        answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert answer.returncode == 1, answer
-        assert answer.stderr.startswith("logweir: http://127.0.0.1:9 does not answer ("), answer
-    for verb in (["run", "app.log"], ["up"], ["send", "app.log"], ["status"]):
+        said = answer.stderr.splitlines()
+        assert len(said) == len(verbs), answer
+        assert all(line.startswith(f"logweir: {NOBODY} does not answer (") for line in said), answer
+    checked = subprocess.run(
+        [into / "logweir", "doctor"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 1 and checked.stderr == "", checked
+    assert re.search(r"(?m)^missing packages: .* run: pip install '\.\[worker\]'", checked.stdout), checked
+    for verb in (["run", "app.log"], ["up"], ["send", "app.log"], ["results"]):
         answer = subprocess.run(
             [into / "logweir", *verb], cwd=tmp_path, capture_output=True, text=True, check=False
         )
         assert answer.returncode == 2, answer
         assert answer.stderr.count("\n") == 1
         assert answer.stderr.startswith("logweir: this needs packages that are not installed (")
-        assert answer.stderr.endswith("): pip install 'logweir[worker]'\n")
+        remedy = "): pip install '.[worker]' in a clone of logweir"
+        elsewhere = "; without them --url asks a pipeline elsewhere" if verb == ["results"] else ""
+        assert answer.stderr.endswith(f"{remedy}{elsewhere}\n"), answer.stderr
+    status = subprocess.run(
+        [into / "logweir", "status"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert status.returncode == 2 and "no logweir stack runs" in status.stderr, status
 
 
 @pytest.mark.long
@@ -243,7 +295,7 @@ def test_the_main_job_runs_from_an_installed_wheel(built: Built, tmp_path: Path)
         f"2026-11-20T10:00:{n % 60:02}Z INFO app: served request {n} in {n % 90} ms\n" for n in range(400)
     )
     log.write_text(known + "2026-11-20T10:01:00Z FATAL app: the disk caught fire\n")
-    env = {**os.environ, "LOGWEIR_TRAIN_SECONDS": "2", "HOME": str(tmp_path)}
+    env = {**os.environ, "HOME": str(tmp_path)}
     said = done(into / "logweir", "run", log, "--out", tmp_path / "out", "--json", cwd=tmp_path, env=env)
     assert json.loads(said)["lines"] == 401
     stored = pl.read_parquet(tmp_path / "out" / "results" / "**" / "*.parquet")

@@ -29,7 +29,7 @@ def current() -> dict[str, list[str]]:
     verbs: dict[str, Any] = parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr,assignment]
     return {
         "tasks": sorted(value for name, value in vars(routing).items() if name.startswith("TASK_")),
-        "queues": sorted(routing.all_queues(3)),
+        "queues": sorted(routing.ALL_QUEUES),
         "roles": sorted(ROLES),
         "broadcasts": [reload.COMMAND],
         "redis_keys": [name for name, *_ in keys.table()],

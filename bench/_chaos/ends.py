@@ -35,7 +35,8 @@ def sums(told: Told, have: Stored, waiting: list[Letter], ledger: Ledger) -> Ite
     for letter in waiting:
         if not letter.rescore:
             of = dead if letter.state == "dead" else flying
-            of[letter.workload] = of.get(letter.workload, 0) + letter.lines
+            for workload, lines in letter.shares.items():
+                of[workload] = of.get(workload, 0) + lines
     least, most = _accepted(told)
     totals = ledger.backlog.totals()
     for workload in sorted(totals.keys() | have.physical.keys() | most.keys()):
@@ -77,6 +78,8 @@ def cursors(told: Told, client: "redis.Redis", ledger: Ledger) -> Iterator[Viola
     """The cursor of every followed file stands at its end (invariant 2)."""
     places: dict[Path, Cursor] = {}
     for text in text_map(client.hgetall(ledger.keys.cursors)).values():
+        if not text.startswith("{"):  # of a partition or a stream
+            continue
         try:
             cursor = Cursor.unpack(text)
         except BadPayload as exc:
@@ -84,9 +87,11 @@ def cursors(told: Told, client: "redis.Redis", ledger: Ledger) -> Iterator[Viola
             continue
         places[Path(cursor.path).absolute()] = cursor
     for workload, items in told.files.items():
+        if "path" not in items[-1]:
+            continue
         path = Path(items[-1]["path"]).absolute()
         size = path.stat().st_size if path.exists() else 0
-        offset = places[path].offset if path in places else 0
+        offset = places[path].places[-1].offset if path in places else 0  # of the newest file
         if offset != size:
             what = f"the cursor of {path} stands at byte {offset:,} of {size:,}"
             yield Violation(invariant=2, what=what, trace=told.trace_of_line(workload, items[-1]["written"]))

@@ -16,7 +16,7 @@ from typing import Any, Final
 import psutil  # type: ignore[import-untyped] # it publishes no types
 import redis
 
-from bench._chaos.acts import Act, Heal, Missed, signalled, stopped
+from bench._chaos.acts import Act, Heal, Missed, healed_by, signalled, stopped
 from bench._chaos.flow import Flow
 from bench._chaos.history import History
 from bench._chaos.machine import Machine
@@ -24,7 +24,7 @@ from bench._chaos.producers import PAUSE_S, Poisoner, Sender, known
 from bench._chaos.redis_faults import RedisFaults
 from bench._chaos.schedule import KINDS, Fault, Kind
 from bench._chaos.store_faults import acts_of
-from bench._chaos.world import World
+from bench._chaos.world import FOLLOW, World
 from pipeline.errors import LogweirError
 from pipeline.messages.submit import Submit
 from pipeline.producer import Producer
@@ -64,7 +64,9 @@ class Faults:
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._keys = Keys(world.direct.redis.key_prefix)
-        self._submit: Submit = Producer.connect(world.direct).submit
+        producer = Producer.connect(world.direct)
+        self._submit: Submit = producer.submit
+        self._ledger = producer.ledger
         self._fillings = 0
         self._acts: dict[str, Act] = {
             "kill": self._kill,
@@ -73,6 +75,9 @@ class Faults:
             "kill_supervisor": self._kill_supervisor,
             "kill_stack": self._kill_stack,
             "kill_follower": self._kill_follower,
+            "kill_source": self._kill,
+            "stop_source": self._stop,
+            "break_intake": self._break_intake,
             "stop": self._stop,
             "stop_writer": lambda *_: stopped(self._writer()),
             "stop_role": self._stop,
@@ -82,6 +87,7 @@ class Faults:
             "unacked": self._unacked,
             "garbage": self._garbage,
             "fill": self._fill,
+            "pause": self._pause,
             "poison": self._poison,
             **RedisFaults(world, self._healing).acts,
             **acts_of(world.store, world.services, self._healing),
@@ -208,10 +214,27 @@ class Faults:
         """All of a stack stands still at once, as a virtual machine does that is moved."""
         return stopped({str(one.pid): one.pid for one in self._tree(fault)})
 
-    def _kill_follower(self, *_: Any) -> tuple[Any, Heal | None]:
-        if not self.world.services.kill("follow"):
+    def _kill_follower(self, _: Fault, rng: random.Random) -> tuple[Any, Heal | None]:
+        names = sorted(name for name in self.world.services.all if name.startswith(FOLLOW))
+        if not names or not self.world.services.kill(name := rng.choice(names)):
             raise Missed("nobody follows")
-        return {}, None
+        return {"name": name}, None
+
+    def _break_intake(self, fault: Fault, rng: random.Random) -> tuple[Any, Heal | None]:
+        way = self._machine(fault).intake
+        match fault.target:
+            case "cut":
+                return {"connections": way.cut()}, None
+            case "half_open":
+                return {"connections": way.half_open(1.0, rng)}, None
+            case _:
+                return {"connections": way.refuse(True)}, healed_by(lambda: way.refuse(False))
+
+    def _pause(self, fault: Fault, _: random.Random) -> tuple[Any, Heal | None]:
+        """The pipeline is full: it takes nothing in, and sources wait."""
+        intake = self._ledger.intake
+        intake.pause("a fault of the chaos run", for_s=fault.for_s + PATIENCE_S)
+        return {}, lambda: (intake.resume(), None)[1]
 
     # ---- messages --------------------------------------------------------------------------------
 

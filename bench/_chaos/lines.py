@@ -227,7 +227,7 @@ def _dead(told: Told, every: pl.DataFrame, dead: list[Letter], lines: Lines) -> 
     groups = wrong.group_by("workload", "batch", maintain_order=True).agg("number")
     for row in groups.head(MOST).iter_rows(named=True):
         batch = row["batch"] or ""
-        reason = reasons.get(batch) or next((x.reason for x in dead if x.workload == row["workload"]), "")
+        reason = reasons.get(batch) or next((x.reason for x in dead if row["workload"] in x.shares), "")
         what = f"{named(row['number'])} of {row['workload']} are dead and no poison: {reason}"
         yield Violation(invariant=1, what=what, trace=_trace(told, batch, row["workload"], row["number"][0]))
 

@@ -11,7 +11,8 @@ from typing import Any, Final
 import psutil  # type: ignore[import-untyped] # it publishes no types
 
 from bench._chaos.poison.sitecustomize import VISIBILITY
-from bench._chaos.services import ROOT, Services
+from bench._chaos.proxy import Proxy
+from bench._chaos.services import ROOT, Services, free_port
 from pipeline.redis.attach import state_file
 from pipeline.settings import Settings
 
@@ -20,18 +21,26 @@ POISON: Final = Path(__file__).with_name("poison")
 
 
 class Machine:
-    """`settings` are those of its stack; `env` are the variables beside them, such as keys of a bucket."""
+    """`settings` are those of its stack but for the address of its intake; `env` are the variables beside
+    them, such as keys of a bucket."""
 
     def __init__(self, name: str, settings: Settings, services: Services, env: dict[str, str]) -> None:
         self.name = name  # that of the service
-        self.settings = settings
+        port = free_port()
+        self.settings = settings.replace(intake=(f"http://127.0.0.1:{port}",))
+        self.intake = Proxy(port)  # the network of its senders
         self.services = services
         self.env = env
 
     def start(self) -> None:
+        self.intake.__enter__()
         command = [sys.executable, "-m", "pipeline.cli", "up", "--json"]
         self.services.add(self.name, command, self.environment())
         self.services.start(self.name)
+
+    def stop(self) -> None:
+        self.services.stop(self.name)
+        self.intake.__exit__()
 
     def ready(self) -> bool:
         """The stack that runs now has written that it is ready."""

@@ -19,7 +19,7 @@ import redis
 from bench._chaos.history import History
 from bench._chaos.servers import client_of
 from pipeline.errors import BadBundle, BadSetting, StoreUnavailable
-from pipeline.messages.routing import all_queues
+from pipeline.messages.routing import ALL_QUEUES
 from pipeline.models.registry import Registry
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
@@ -32,7 +32,7 @@ UNACKED: Final = "unacked"
 
 # KEYS [1] prefix of all keys: only for a Redis that is no cluster, as every embedded one. Returns JSON.
 # Unfinished batches are in `due`, whatever they wait for; one that is not is never found again, and the sum
-# of its workload shows it. A rescored batch stays counted as stored.
+# of its workload shows it. A rescored batch stays counted as stored. `halves` are parts of accepted ones.
 LOOK: Final = """
 local p = KEYS[1]
 local function map(key)
@@ -48,28 +48,35 @@ local function of(name)
   return works[name]
 end
 for _, name in ipairs(redis.call('SMEMBERS', p .. 'workloads')) do of(name) end
+local function count(name, e)
+  if e[5] == 'rescore' or not e[2] then return end
+  for workload, lines in pairs(e[6] and cjson.decode(e[6]) or { [e[2]] = e[3] }) do
+    local work = of(workload)
+    work[name] = work[name] + tonumber(lines)
+  end
+end
 local due = { batches = 0, bytes = 0, roots = 0, root_bytes = 0, halves = 0, stages = {} }
 local over = { done = true, dead = true, split = true }
 for _, id in ipairs(redis.call('ZRANGE', p .. 'due', 0, -1)) do
-  local e = redis.call('HMGET', p .. 'batch:' .. id, 'state', 'workload', 'lines', 'bytes', 'kind')
+  local e = redis.call('HMGET', p .. 'batch:' .. id, 'state', 'workload', 'lines', 'bytes', 'kind', 'shares', 'parent')
   if e[1] and not over[e[1]] then
     local bytes = tonumber(e[4] or '0')
     due.batches, due.bytes = due.batches + 1, due.bytes + bytes
     due.stages[e[1]] = (due.stages[e[1]] or 0) + 1
-    if string.find(id, '~', 1, true) then
+    if e[7] then
       due.halves = due.halves + 1
     elseif e[5] ~= 'rescore' then
       due.roots, due.root_bytes = due.roots + 1, due.root_bytes + bytes
     end
-    if e[5] ~= 'rescore' and e[2] then of(e[2]).in_flight = of(e[2]).in_flight + tonumber(e[3]) end
+    count('in_flight', e)
   end
 end
 local dead_bytes, dead = 0, redis.call('ZRANGE', p .. 'dead', 0, -1)
 for _, id in ipairs(dead) do
-  local e = redis.call('HMGET', p .. 'batch:' .. id, 'state', 'workload', 'lines', 'bytes', 'kind')
+  local e = redis.call('HMGET', p .. 'batch:' .. id, 'state', 'workload', 'lines', 'bytes', 'kind', 'shares')
   if e[1] == 'dead' then
     dead_bytes = dead_bytes + tonumber(e[4] or '0')
-    if e[5] ~= 'rescore' and e[2] then of(e[2]).letters = of(e[2]).letters + tonumber(e[3]) end
+    count('letters', e)
   end
 end
 local models = {}
@@ -147,7 +154,7 @@ class Look:
             raise BadSetting("the probe knows no Redis; give it the settings of a running stack")
         self.keys = Keys(settings.redis.key_prefix)
         self.prefix = settings.redis.key_prefix
-        self.queues = all_queues(settings.drain.shards)
+        self.queues = ALL_QUEUES
         # No second try: a look that took two tries is no look at one moment.
         self.client = client_of(settings.redis.url, timeout_s=PATIENCE_S)
         self.intact = intact

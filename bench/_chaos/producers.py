@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import redis
 
@@ -22,7 +21,7 @@ from bench._chaos.poison.sitecustomize import HANG, KILL
 from pipeline.errors import LogweirError
 from pipeline.messages.submit import Submit
 from pipeline.producer import Producer
-from pipeline.records.delivery import Full, Stage
+from pipeline.records.delivery import Accepted, Full, Stage
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
@@ -64,6 +63,13 @@ class Sent:
     known: bool
 
 
+class Takes(Protocol):
+    """Where a sender's batches go: the product's producer, or a client of the intake."""
+
+    def send(self, lines: Sequence[str], /, *, workload: str, batch_id: str) -> Accepted | Full:
+        """Raises LogweirError when it is unknown whether the batch is in."""
+
+
 @dataclass(slots=True)
 class Sender:
     """Sends batches of numbered lines of one workload and notes every answer. For one thread."""
@@ -71,7 +77,7 @@ class Sender:
     name: str
     workload: str
     history: History
-    producer: Producer
+    producer: Takes
     accepted: Callable[[Sent], None] | None = None
     written: int = 0
     batches: int = 0
@@ -150,46 +156,6 @@ def batch(rng: random.Random, lines: int) -> list[str]:
         for place in rng.sample(range(lines), min(lines, NEW_LINES)):
             texts[place] = unseen(rng)
     return texts
-
-
-class FileWriter(threading.Thread):
-    """A program that appends to its log; somebody follows the file. Some lines come in two writes."""
-
-    def __init__(self, history: History, path: Path, workload: str, *, every_s: float, seed: int) -> None:
-        super().__init__(name=f"write-{workload}", daemon=True)
-        self.history = history
-        self.path = path
-        self.workload = workload
-        self.every_s = every_s
-        self.written = 0
-        self.rng = random.Random(f"{seed} {workload}")
-        self.finishing = threading.Event()
-
-    def run(self) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            while not self.finishing.wait(self.every_s):
-                texts = batch(self.rng, self.rng.randint(5, 30))
-                lines = [
-                    marked(text, self.workload, self.written + n, time.time())
-                    for n, text in enumerate(texts, 1)
-                ]
-                text = "".join(line + "\n" for line in lines)
-                torn = self.rng.randrange(len(text))
-                for part in (text[:torn], text[torn:]):
-                    file.write(part)
-                    file.flush()
-                    self.finishing.wait(0.05)
-                self.written += len(lines)
-                self.history.note(
-                    "file",
-                    who=self.name,
-                    workload=self.workload,
-                    path=str(self.path),
-                    written=self.written,
-                )
-
-    def finish(self) -> None:
-        self.finishing.set()
 
 
 class Poisoner:

@@ -39,11 +39,11 @@ class Proxy:
         self._links: set[Link] = set()
         self._refuses = False
         self._delay_s = 0.0
-        self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
         self._ready = threading.Event()
 
     def __enter__(self) -> Self:
+        self._loop = asyncio.new_event_loop()
         self._thread.start()
         if not self._ready.wait(START_S):
             raise RuntimeError(f"the proxy did not listen within {START_S:.0f} s; look at the machine's load")

@@ -17,6 +17,7 @@ FIRST_S: Final = 3.0
 # it.
 POISON_BEFORE_END_S: Final = 60.0
 WORKERS: Final = ("ingest", "infer-cpu", "drain", "store")
+SOURCES: Final = ("intake", "kafka", "nats")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,9 @@ KINDS: Final[dict[str, Kind]] = {
     "kill_supervisor": Kind(cards=1, sole=True, waits_for="lease"),
     "kill_stack": Kind(cards=1, sole=True, waits_for="lease"),
     "kill_follower": Kind(cards=1),
+    "kill_source": Kind(cards=3, targets=SOURCES),
+    "stop_source": Kind(cards=2, for_s=(2.0, 20.0), targets=SOURCES),
+    "break_intake": Kind(cards=3, for_s=(0.5, 4.0), targets=("cut", "refuse", "half_open")),
     "stop": Kind(cards=3, for_s=(12.0, 20.0), targets=(*_EACH, "train/0:child")),
     "stop_writer": Kind(cards=1, for_s=(16.0, 20.0), targets=("drain",), waits_for="lease"),
     "stop_role": Kind(cards=1, for_s=(12.0, 16.0), targets=WORKERS, sole=True, waits_for="lease"),
@@ -75,6 +79,7 @@ KINDS: Final[dict[str, Kind]] = {
     "garbage": Kind(cards=2),
     "disk_full": Kind(cards=2, for_s=(3.0, 8.0), sole=True),
     "fill": Kind(cards=1, for_s=(3.0, 6.0), sole=True),
+    "pause": Kind(cards=2, for_s=(3.0, 15.0), sole=True),
     "poison": Kind(cards=3, targets=("kill", "hang", "corrupt")),
 }
 

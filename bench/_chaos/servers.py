@@ -3,7 +3,6 @@
 With sentinels the proxy is the network of its server: clients, sentinels and replicas connect through it."""
 
 import contextlib
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,7 +14,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from bench._chaos.proxy import Proxy
-from bench._chaos.services import Services
+from bench._chaos.services import Services, free_port
 from bench._sentinels import MASTER, sentinel_lines, server_lines, written
 from pipeline.redis.connection import open_pool
 from pipeline.workers.stack.private_redis import find_server
@@ -73,7 +72,7 @@ class OneServer:
     def __init__(self, folder: Path, services: Services) -> None:
         self.folder = folder
         self.services = services
-        self.port = _free_port()
+        self.port = free_port()
         self.direct = f"redis://127.0.0.1:{self.port}/0"
         self.url = ""
         self.proxy = Proxy(self.port)
@@ -134,9 +133,9 @@ class SentinelServers:
     def __init__(self, folder: Path, services: Services) -> None:
         self.folder = folder / "redis"
         self.services = services
-        self.ports = [_free_port() for _ in range(SERVERS)]
+        self.ports = [free_port() for _ in range(SERVERS)]
         self.proxies = {f"redis-{n}": Proxy(port) for n, port in enumerate(self.ports)}
-        self.sentinel_ports = [_free_port() for _ in range(SERVERS)]
+        self.sentinel_ports = [free_port() for _ in range(SERVERS)]
         places = ",".join(f"127.0.0.1:{port}" for port in self.sentinel_ports)
         self.url = self.direct = f"sentinel://{places}/0?master={MASTER}"
         self._asked = [_asking(port) for port in self.sentinel_ports]
@@ -229,9 +228,3 @@ def _answers(client: "redis.Redis") -> bool:
     with contextlib.suppress(redis.RedisError):
         return bool(client.ping())
     return False
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])

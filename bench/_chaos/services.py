@@ -5,6 +5,7 @@ They end with the block, and with this process, whatever way that ends. Only Lin
 import contextlib
 import ctypes
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -166,3 +167,9 @@ def _tail(log: Path) -> str:
         lines = [x for x in log.read_text(encoding="utf-8", errors="replace").splitlines() if x.strip()]
         return lines[-1][:300] if lines else ""
     return ""
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])

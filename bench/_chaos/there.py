@@ -22,6 +22,7 @@ from pipeline.sinks.choose import parquet_of
 from pipeline.sinks.manifest import Part
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sources.pushed import framed
+from pipeline.units import listed
 
 MARK: Final = r"mark=(\S+)#(\d+)"
 _MARKS: Final = r"mark=\S+#\d+"
@@ -39,8 +40,7 @@ class Letter:
 
     batch_id: str
     state: str
-    workload: str
-    lines: int
+    shares: dict[str, int]  # lines of each workload
     rescore: bool
     reason: str
     marks: pl.DataFrame | None  # workload, number
@@ -49,6 +49,15 @@ class Letter:
     def root(self) -> str:
         """The batch that was accepted, of which this may be a half."""
         return self.batch_id.partition(HALF)[0]
+
+    @property
+    def lines(self) -> int:
+        return sum(self.shares.values())
+
+    @property
+    def workload(self) -> str:
+        """For people, where it has several."""
+        return listed(sorted(self.shares))
 
 
 @dataclass(slots=True)
@@ -127,8 +136,7 @@ def letters(ledger: Ledger) -> list[Letter]:
             Letter(
                 batch_id=batch_id,
                 state=entry["state"],
-                workload=entry["workload"],
-                lines=int(entry["lines"]),
+                shares=ledger.store.shares(batch_id),
                 rescore=entry.get("kind") == "rescore",
                 reason=entry.get("error", ""),
                 marks=_marks_of(ledger, batch_id),

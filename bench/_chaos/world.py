@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 
 import psutil  # type: ignore[import-untyped] # it publishes no types
 
+from bench._chaos.brokers import Brokers
 from bench._chaos.history import History
 from bench._chaos.machine import Machine
 from bench._chaos.servers import OneServer, SentinelServers, Servers, client_of
@@ -23,16 +24,19 @@ from bench._chaos.services import Services
 from bench._chaos.stores import FILE, LOCAL, S3, SERVICE, Bucket, OnDisk, Store
 from pipeline.settings import Settings
 
+FOLLOW: Final = "follow-"
 SERVERS: Final = ("redis", "sentinel", SERVICE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How many machines, where their store lies, and whether their Redis fails over."""
+    """How many machines, where their store lies, whether their Redis fails over, and whether they read a
+    topic of Kafka and a stream of NATS."""
 
     machines: int = 1
     store: str = LOCAL
     sentinel: bool = False
+    brokers: bool = False
 
     def __post_init__(self) -> None:
         if self.machines < 1 or (self.machines > 1 and self.store == LOCAL):
@@ -42,7 +46,9 @@ class Shape:
     def replayed(cls, path: Path) -> Self:
         """The shape of the run that left this history."""
         begin = next((item for item in History.read(path) if item["op"] == "begin"), {})
-        return cls(**{name: begin[name] for name in ("machines", "store", "sentinel") if name in begin})
+        return cls(
+            **{name: begin[name] for name in ("machines", "store", "sentinel", "brokers") if name in begin}
+        )
 
 
 def settings_of(folder: Path, shape: Shape, **more: Any) -> Settings:
@@ -57,7 +63,6 @@ def settings_of(folder: Path, shape: Shape, **more: Any) -> Settings:
         store_processes=processes,
         max_pending_batches=100,
         step_s=10.0,
-        train_seconds=3.0,
         retrain_lines=20_000,
         retrain_backoff_s=5.0,
         flower=False,
@@ -92,6 +97,7 @@ class World:
         self.settings = self.direct  # through the network, once that is there
         self.client = client_of(self.servers.direct, timeout_s=5)
         self.machines: list[Machine] = []
+        self.brokers: Brokers | None = Brokers() if shape.brokers else None
         self._common = common
 
     def __enter__(self) -> Self:
@@ -100,9 +106,12 @@ class World:
             self.store.start()
             self.servers.start()
             self.settings = self.direct.replace(redis_url=self.servers.url)
+            sources = self.brokers.__enter__().settings() if self.brokers is not None else {}
             for n in range(self.shape.machines):
                 place = self.folder / ("data" if self.shape.machines == 1 else f"machine-{n}")
-                settings = settings_of(place, self.shape, redis_url=self.servers.url, **self._common)
+                settings = settings_of(
+                    place, self.shape, redis_url=self.servers.url, **sources, **self._common
+                )
                 name = "up" if self.shape.machines == 1 else f"up-{n}"
                 self.machines.append(Machine(name, settings, self.services, self.store.env))
                 self.machines[-1].start()
@@ -113,10 +122,13 @@ class World:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.services.stop("follow")
+        for name in [name for name in self.services.all if name.startswith(FOLLOW)]:
+            self.services.stop(name)
         for machine in self.machines:
-            self.services.stop(machine.name)
+            machine.stop()
         self.services.__exit__()
+        if self.brokers is not None:
+            self.brokers.__exit__()
         self.servers.close()
         self.store.close()
 
@@ -126,8 +138,8 @@ class World:
             *(sys.executable, "-m", "pipeline.cli", "send", str(path)),
             *("--follow", "--workload", workload),
         ]
-        self.services.add("follow", command, self.machines[0].environment())
-        self.services.start("follow")
+        self.services.add(FOLLOW + workload, command, self.machines[0].environment())
+        self.services.start(FOLLOW + workload)
 
     def workers(self, role: str = "") -> dict[str, int]:
         """Processes of all machines' workers by name."""

@@ -4,6 +4,7 @@ import argparse
 import io
 import json
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,16 +13,20 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from rich.console import Console
 from rich.text import Text
 
-from pipeline.errors import BadInput
+from pipeline.errors import BadInput, NoRedis
 from pipeline.imports import uncollected
 from pipeline.redis.attach import attached
 from pipeline.settings import Settings
-from pipeline.units import one_line
+from pipeline.units import one_line, plural
+from pipeline.workers.exits import ReaderLeft
 
 if TYPE_CHECKING:
     from pipeline.service.reading import PipelineReader
 
 NO_TIME: Final = "no time"  # where a line has none: its time of arrival says when it was read
+COLUMNS: Final = 80  # where the width of the terminal is not known
+RETURN_S: Final = 60.0  # a killed Redis of the stack is back after 4 s, later where its AOF is long
+RETRY_S: Final = 0.2
 # argparse names that are settings too
 _FLAGS = ("data_dir", "log_level", "time_zone", "masks")
 
@@ -35,31 +40,51 @@ def settings_of(args: argparse.Namespace, *, default_level: str = "warning") -> 
     return settings
 
 
-def reached(settings: Settings, *, timeout_s: float | None = None) -> Settings:
-    """Settings of the running stack or of REDIS_URL, after a check of that Redis. Raises BadInput."""
+def reached(settings: Settings, *, timeout_s: float | None = None, writes: bool = True) -> Settings:
+    """Settings of the running stack or of REDIS_URL, after a check of that Redis (`check_redis`).
+
+    Raises BadInput."""
     from pipeline.redis.check import CHECK_S, check_redis
 
     found = attached(settings)
-    check_redis(found, timeout_s=timeout_s or CHECK_S)
+    check_redis(found, timeout_s=timeout_s or CHECK_S, writes=writes)
     return found
+
+
+def awaited(settings: Settings, console: Console) -> Settings:
+    """As `reached`, but waits for a Redis that comes back: a stack starts its own again, and one that reads
+    its data answers when it has done so. Raises BadInput, NoRedis after RETURN_S."""
+    deadline, reported = time.monotonic() + RETURN_S, False
+    while True:
+        try:
+            return reached(settings)
+        except NoRedis as exc:
+            comes_back = exc.loading or settings.redis.url is None
+            if not comes_back or time.monotonic() > deadline:
+                raise
+            if not reported:
+                remark(console, f"{exc}. Waiting up to {RETURN_S:.0f} s for it")
+                reported = True
+            time.sleep(RETRY_S)
 
 
 def of_pipeline(settings: Settings) -> Settings:
     """Settings with the store of the pipeline, for verbs that read what is stored.
 
-    Where no stack runs, its files are read all the same. Raises BadInput when REDIS_URL names a pipeline
-    that works with another store."""
+    Where no stack runs, its files are read all the same. Raises BadInput when the pipeline works with another
+    store, and StoreUnavailable when its results are gone."""
     from pipeline.errors import RedisUnavailable
     from pipeline.redis.connection import connect
+    from pipeline.service.status import check_results
     from pipeline.workers.same_store import join
 
     try:
         found = attached(settings)
     except BadInput:
         return settings
-    if settings.redis.url is not None:
-        with suppress(RedisUnavailable), connect(settings, timeout_s=2.0) as client:
-            join(client, settings, first=False)
+    with suppress(RedisUnavailable), connect(found, timeout_s=2.0) as client:
+        join(client, found, first=False)
+        check_results(client, found)
     return found
 
 
@@ -78,7 +103,7 @@ def reading(
         from pipeline.service.local import Local
 
     settings = settings_of(args)
-    found = of_pipeline(settings) if stored else reached(settings, timeout_s=timeout_s)
+    found = of_pipeline(settings) if stored else reached(settings, timeout_s=timeout_s, writes=False)
     return Local(found, timeout_s=timeout_s)
 
 
@@ -120,7 +145,14 @@ def out() -> Console:
     # Escapes characters that the terminal's encoding lacks: a name in a log must not end the command.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    return _Output(highlight=False, soft_wrap=False, emoji=False)
+    return _with_columns(_Output(highlight=False, soft_wrap=False, emoji=False))
+
+
+def _with_columns(console: Console) -> Console:
+    """COLUMNS=0 says that nobody knows the width, and Rich would print nothing at all."""
+    if console.width < 1:
+        console.width = COLUMNS
+    return console
 
 
 class _Remarks(Console):
@@ -132,12 +164,29 @@ class _Remarks(Console):
 
 def err() -> Console:
     """Standard error for people: progress and remarks."""
-    return _Remarks(stderr=True, highlight=False, emoji=False)
+    return _with_columns(_Remarks(stderr=True, highlight=False, emoji=False))
+
+
+@contextmanager
+def answering_with(code: int) -> Iterator[None]:
+    """Around the output of a verb whose exit code is a part of its answer. Raises ReaderLeft."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError as exc:
+        raise ReaderLeft(code) from exc
 
 
 def remark(console: Console, note: str) -> None:
     """A note in a line of its own."""
     console.print(f"note: {one_line(note)}", style="yellow", markup=False, soft_wrap=True)
+
+
+def remark_missing(rows: int) -> int:
+    """Says that the store lacks files with so many lines of an answer; the exit code of that answer."""
+    if rows:
+        remark(err(), f"files with {plural(rows, 'stored line')} are not in the store any more; restore them")
+    return 1 if rows else 0
 
 
 def print_json(data: Mapping[str, Any] | list[Any]) -> None:

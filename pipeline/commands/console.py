@@ -2,7 +2,7 @@
 
 import argparse
 
-from pipeline.commands.common import of_pipeline, out, print_json, settings_of
+from pipeline.commands.common import out, print_json, reached, settings_of
 from pipeline.errors import BadInput
 from pipeline.redis.attach import running
 from pipeline.redis.connection import connect
@@ -12,7 +12,7 @@ from pipeline.settings.listeners import Listener
 
 
 def main(args: argparse.Namespace) -> int:
-    url = console_link(of_pipeline(settings_of(args)))
+    url = console_link(reached(settings_of(args)))
     if args.json:
         print_json({"url": url, "good_for_s": LINK_S})
     else:

@@ -17,12 +17,12 @@ from typing import Any, Final
 from pipeline.commands.common import err, out, print_json, printable, reached, redis_explained, settings_of
 from pipeline.errors import BadInput, NotDrained, RedisUnavailable
 from pipeline.ledger.ledger import Ledger
-from pipeline.messages.routing import both, stage_queues
+from pipeline.messages.routing import STAGE_QUEUES
 from pipeline.observe.embedded import private_url
 from pipeline.observe.presence import Presence
 from pipeline.records.delivery import Stage
 from pipeline.redis.attach import running
-from pipeline.redis.connection import answering, connect
+from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 from pipeline.units import plural
 from pipeline.workers.stack.data_dir import holder
@@ -262,18 +262,8 @@ class Drain:
         return InFlight(
             text=f"{plural(batches, 'batch')} left ({where})" + (f"; {trouble.reason}" if trouble else ""),
             stages=(*waits, *([trouble.stage] if trouble else [])),
-            unserved=tuple(stage for stage in waits if not self._served(stage, queues)),
+            unserved=tuple(stage for stage in waits if queues.isdisjoint(STAGE_QUEUES[stage])),
         )
-
-    def _served(self, stage: Stage, queues: set[str]) -> bool:
-        """Whether somebody works on a stage; on stage drain, on each shard that has anything to do."""
-        wanted = stage_queues(stage, self.ledger.settings.drain.shards)
-        if not queues.intersection(wanted):
-            return False
-        alone = [name for name in wanted if name not in queues] if stage is Stage.DRAIN else []
-        with answering():
-            key = self.ledger.keys.kombu
-            return not any(self.ledger.client.llen(key(n)) for name in alone for n in both(name))
 
     def remaining(self) -> dict[str, int]:
         """Numbers of warming batches and dead letters, which stay in Redis."""

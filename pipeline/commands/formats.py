@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,14 +11,15 @@ import polars as pl
 from rich.console import Console
 
 from pipeline.commands.common import err, out, print_json, remark, settings_of
-from pipeline.commands.format_examples import EXAMPLES
-from pipeline.commands.recognition import TimesFound, broken, choice_of, times_found
+from pipeline.commands.recognition import TimesFound, broken, choice_of, offset_text, times_found
 from pipeline.records.batch import utc_now
-from pipeline.records.declared import Declaration, FormatChoice, read_formats, shown
+from pipeline.records.declared import Declaration, FormatChoice, read_formats, shipped_formats, shown
 from pipeline.records.schema import raw_frame
+from pipeline.settings.toml import shipped_file
 from pipeline.sources import files, formats
 from pipeline.sources.chunks import Chunk
-from pipeline.sources.unpacking import Note
+from pipeline.sources.formats_text import NAMES
+from pipeline.sources.packed.unpacking import Note
 from pipeline.units import listed, one_line, plural
 
 LOOKED_AT: Final = 2_000  # records of a file
@@ -101,9 +103,8 @@ def _facts(name: str, chunk: Chunk | None, zone: str) -> FileFacts:
 
 def _list(choice: FormatChoice, *, as_json: bool) -> None:
     declared = [Declaration.unpack(packed) for packed in choice.declared]
-    rows = [(found.name, found.pattern) for found in declared] + [
-        (n, EXAMPLES.get(n, "")) for n in formats.NAMES
-    ]
+    rows = [(found.name, found.pattern) for found in declared]
+    rows += [(found.name, found.example) for found in shipped_formats()]
     if as_json:
         print_json([{"name": name, "example": example} for name, example in rows])
         return
@@ -140,6 +141,7 @@ def _times(times: TimesFound, zone: str) -> str:
         parts.append("no date, the latest was guessed")
     if times.zones:
         parts.append(f"no zone, read as {zone}")
+    parts += [f"{word} read as {offset_text(word, zone)}" for word in sorted(times.words)]
     return "; ".join(parts)
 
 
@@ -148,14 +150,17 @@ def _share(count: int, total: int) -> str:
 
 
 def _as_json(facts: FileFacts) -> dict[str, Any]:
-    times = asdict(facts.times) | {"years": sorted(facts.times.years)}
+    times = asdict(facts.times) | {"years": sorted(facts.times.years), "words": sorted(facts.times.words)}
     lines = [{"line": line, "text": text} for line, text in facts.unrecognised]
     return asdict(facts) | {"times": times, "unrecognised": lines}
 
 
 def _check(path: Path) -> int:
-    found = read_formats(path)
-    wrong = check_declarations(found)
+    shipped = shipped_file("formats.toml")
+    ours = path == Path() or (path.exists() and path.samefile(shipped))
+    path = shipped if ours else path
+    found = shipped_formats() if ours else read_formats(path)
+    wrong = check_shipped() if ours else check_declarations(found)
     for fault in wrong:
         err().print(f"{path}: {fault}", markup=False, soft_wrap=True)
     if not wrong:
@@ -169,29 +174,62 @@ def check_declarations(declarations: Sequence[Declaration]) -> list[str]:
     names = [found.name for found in declarations]
     for at, found in enumerate(declarations):
         faults = broken(found)
-        if found.name in formats.NAMES or found.name in names[:at]:
+        if found.name in NAMES or found.name in names[:at]:
             faults.append("another format has this name; choose another one")
         if not faults:
-            others = {o.name: o.example for o in declarations if o is not found} | EXAMPLES
-            faults += _of_examples(found, others)
+            faults += _of_examples(found, [o for o in (*declarations, *shipped_formats()) if o is not found])
         wrong += [f"format {found.name!r}: {fault}" for fault in faults]
     return wrong
 
 
-def _of_examples(found: Declaration, others: dict[str, str]) -> list[str]:
+def check_shipped() -> list[str]:
+    """The faults of `config/formats.toml`, a sentence each."""
+    wrong: list[str] = []
+    for found in shipped_formats():
+        names = formats.detect([found.example])
+        faults = broken(found) if found.pattern else []
+        if found.name not in names:
+            faults.append(f"its example is recognised as {listed(names) or 'no format'}")
+        faults += _of_expected(found, names)
+        wrong += [f"format {found.name!r}: {fault}" for fault in faults]
+    return wrong
+
+
+def _of_examples(found: Declaration, others: Sequence[Declaration]) -> list[str]:
     if not found.example:
         return ["there is no example; add a line of the log, so that the pattern can be checked"]
     packed = found.pack()
     if not _matches(packed, found.example):
         return [f"the pattern does not match its example {found.example!r}"]
-    wrong = []
-    if "(?P<time>" in found.pattern:
-        times = times_found(raw_frame([found.example]), (packed,), arrived=utc_now(), zone="UTC")
-        if not times.timed:
-            wrong.append(f"the time of its example cannot be read as {found.time!r}")
-    ambiguous = [name for name, example in others.items() if example and _matches(packed, example)]
+    wrong = _of_expected(found, (packed,))
+    ambiguous = [other.name for other in others if other.example and _matches(packed, other.example)]
     if ambiguous:
         wrong.append(f"it also matches the example of {listed(ambiguous)}; make the pattern more specific")
+    return wrong
+
+
+def _of_expected(found: Declaration, names: tuple[str, ...]) -> list[str]:
+    """What is not read from the example, by these formats, as the declaration expects."""
+    expected = dict(found.expect)
+    try:
+        time = datetime.fromisoformat(expected.pop("time")) if "time" in expected else None
+    except ValueError:
+        return [
+            f"the time {found.expect['time']!r} that it expects is none; write it as 2026-11-20T10:00:01Z"
+        ]
+    if unknown := set(expected) - set(_FIELDS):
+        return [f"{min(unknown)!r} is expected; the keys of expect are time, {', '.join(_FIELDS[1:])}"]
+    # A year or a date that the line does not write is the latest.
+    arrived = utc_now() if time is None else time + timedelta(hours=1)
+    row = formats.parse(raw_frame([found.example]), names, arrived=arrived).row(0, named=True)
+    if found.clock is not None and not row["timed"]:
+        return [f"the time of its example cannot be read as {found.time!r}"]
+    wrong = (
+        [] if time in (None, row["timestamp"]) else [f"the time of its example is read as {row['timestamp']}"]
+    )
+    for name, value in expected.items():
+        if row[name] != value and not (name == "message" and row[name].startswith(value)):
+            wrong.append(f"the {name} of its example is read as {row[name]!r}")
     return wrong
 
 

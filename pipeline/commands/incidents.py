@@ -2,8 +2,8 @@
 
 import argparse
 from dataclasses import asdict
-from datetime import datetime
-from typing import Final
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
 
 from rich.table import Table
 from rich.text import Text
@@ -11,6 +11,7 @@ from rich.text import Text
 from pipeline.commands.common import (
     NO_TIME,
     cell,
+    err,
     out,
     print_json,
     print_outcome,
@@ -18,16 +19,21 @@ from pipeline.commands.common import (
     reached,
     reading,
     redis_explained,
+    remark,
     settings_of,
 )
-from pipeline.errors import BadInput
+from pipeline.errors import BadInput, LogweirError
 from pipeline.records.batch import utc_now
 from pipeline.service.handover.values import IncidentNote
 from pipeline.service.values import CauseView, Decision, IncidentPage, IncidentView, OneIncident
 from pipeline.units import listed, plural, seconds, time_of
 
+if TYPE_CHECKING:
+    from pipeline.service.reading import PipelineReader
+
 PAGE: Final = 50  # incidents shown at once
 TITLE_CHARS: Final = 160
+AHEAD: Final = "ahead of the clock"
 _KINDS: Final = {3: ("error", "bold red"), 2: ("warning", "bold yellow"), 1: ("unusual", "cyan")}
 
 
@@ -46,7 +52,27 @@ def main(args: argparse.Namespace) -> int:
             return _show(one, at.incident_notes(one.incident.id), as_json=args.json)
         page = at.incidents(only_open=args.open, since=since)
     _notes(args, page.unseen)
-    return _list(page, args)
+    code = _list(page, args)
+    if not (args.json or args.open):
+        day = now - timedelta(days=1)
+        _news(at, day if since is None else max(since, day), now)
+    return code
+
+
+def _news(at: "PipelineReader", since: datetime, now: datetime) -> None:
+    """What makes no incident: calm lines of a day or less that were never said before, folded to one."""
+    try:
+        found = at.news(since, now).news
+    except LogweirError as exc:
+        remark(err(), f"what was never said before is not known now: {exc}")
+        return
+    if found:
+        others = f", and {len(found) - 1:,} more" if len(found) > 1 else ""
+        said = _one_line(printable(found[0].message), TITLE_CHARS)
+        out().print(
+            f"\nnever said before: {said} ({found[0].why}){others}; `logweir results --news` lists them",
+            style="dim", markup=False,
+        )  # fmt: skip
 
 
 def _write(args: argparse.Namespace) -> int:
@@ -88,7 +114,7 @@ def _list(page: IncidentPage, args: argparse.Namespace) -> int:
         table.add_row(
             Text.from_markup(f"{incident.id}\n{state}"),
             Text(f"{incident.first:%Y-%m-%d\n%H:%M:%S}" if incident.timed else NO_TIME),
-            cell(lasting(incident) if incident.timed else ""),
+            cell("" if not incident.timed else AHEAD if incident.ahead else lasting(incident)),
             Text("\n").join(_description(incident)),
         )
     console.print(table)
@@ -185,7 +211,8 @@ def _when(incident: IncidentView | CauseView) -> str:
     first, last = incident.first, incident.last
     end = f"{last:%H:%M:%S}" if first.date() == last.date() else f"{last:%Y-%m-%d %H:%M:%S}"
     until = f" to {end} UTC, {lasting(incident)}" if last > first else " UTC"
-    return f"{first:%Y-%m-%d %H:%M:%S}{until}"
+    ahead = f", {AHEAD}" if isinstance(incident, IncidentView) and incident.ahead else ""
+    return f"{first:%Y-%m-%d %H:%M:%S}{until}{ahead}"
 
 
 def lasting(incident: IncidentView | CauseView) -> str:

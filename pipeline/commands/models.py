@@ -40,7 +40,7 @@ def main(args: argparse.Namespace) -> int:
         from pipeline.service.local import Local
         from pipeline.workers.same_store import join
 
-    settings = reached(settings_of(args))
+    settings = reached(settings_of(args), writes=args.action not in ("list", "show"))
     client = connect(settings)
     with redis_explained():
         join(client, settings, first=False)

@@ -7,7 +7,7 @@ from typing import Final
 
 from rich.table import Column, Table
 
-from pipeline.commands.common import cell, out, print_json, printable, reading
+from pipeline.commands.common import cell, out, print_json, printable, reading, remark_missing
 from pipeline.errors import BadInput
 from pipeline.records.batch import utc_now
 from pipeline.service.questions import PatternsAsked, pattern_span, template_number
@@ -23,18 +23,19 @@ def main(args: argparse.Namespace) -> int:
     asked = _asked(args)
     if args.values:
         return _show_values(args, asked)
-    found = reading(args, stored=True).patterns(asked).patterns
+    page = reading(args, stored=True).patterns(asked)
+    found = page.patterns
     if args.json:
         print_json([asdict(pattern) for pattern in found])
-        return 0
+        return remark_missing(page.missing)
     if not found:
         out().print("no lines in this span; choose another --since, --until or --workload", soft_wrap=True)
-        return 0
+        return remark_missing(page.missing)
     console = out()
     console.print(_table(found, narrow=console.width < NARROW))
     other = f"the span of the same length from {args.against} on" if args.against else "the span before"
     console.print(f"{plural(len(found), 'pattern')} shown; before: {printable(other)}", soft_wrap=True)
-    return 0
+    return remark_missing(page.missing)
 
 
 def _table(found: Sequence[PatternCount], *, narrow: bool) -> Table:

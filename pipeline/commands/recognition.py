@@ -17,7 +17,9 @@ from pipeline.records.batch import utc_now
 from pipeline.records.declared import MARK, Declaration, FormatChoice, choice, faults
 from pipeline.sources import formats
 from pipeline.sources.chunks import Chunk
-from pipeline.sources.times import check_zone
+from pipeline.sources.formats_delimited import is_guessed
+from pipeline.sources.formats_text import NAMES
+from pipeline.sources.times import ambiguous_words, check_zone, minutes_of
 from pipeline.units import listed, plural
 
 SAMPLE_RECORDS: Final = 200
@@ -38,7 +40,7 @@ def choice_of(args: argparse.Namespace) -> FormatChoice:
         declaration = Declaration.unpack(packed)
         if wrong := broken(declaration):
             raise BadInput(f"format {declaration.name!r}: {wrong[0]}")
-    if found.forced and not found.forced.startswith(MARK) and found.forced not in formats.NAMES:
+    if found.forced and not found.forced.startswith(MARK) and found.forced not in NAMES:
         raise BadInput(f"--format {found.forced!r} is unknown; `logweir formats` lists the known ones")
     return found
 
@@ -73,6 +75,7 @@ class TimesFound:
     years: frozenset[int] = frozenset()  # those that were guessed
     dates: bool = False  # some dates were guessed
     zones: bool = False  # some times have no zone
+    words: frozenset[str] = frozenset()  # abbreviations of several zones; the likeliest was taken
 
 
 def times_found(
@@ -104,7 +107,7 @@ def _guesses(
     records: pl.DataFrame, names: tuple[str, ...], here: pl.DataFrame, *, arrived: datetime, zone: str
 ) -> pl.DataFrame:
     """For each record: `timed`; `year`, the guessed one or null; whether its date (`no_date`) and its zone
-    (`no_zone`) are guesses. `here`: the parsed records."""
+    (`no_zone`) are guesses; `word`, the abbreviation of several zones or null. `here`: the parsed records."""
     elsewhere = next(z for z in _ELSEWHERE if z != zone)
     later = formats.parse(records, names, arrived=arrived + _LATER, zone=zone)["timestamp"]
     there = formats.parse(records, names, arrived=arrived, zone=elsewhere)["timestamp"]
@@ -119,6 +122,7 @@ def _guesses(
             "year": time.dt.year().set(~no_year, None),
             "no_date": no_date,
             "no_zone": timed & (there != time),
+            "word": ambiguous_words(records["raw"], zone=zone).set(~timed, None),
         }
     )
 
@@ -130,10 +134,13 @@ def _sums(rows: pl.DataFrame) -> dict[str, TimesFound]:
         pl.col("timed").sum(),
         pl.col("year").drop_nulls().unique(),
         pl.col("no_date", "no_zone").any(),
+        pl.col("word").drop_nulls().unique(),
     )
     return {
-        source: TimesFound(records=n, timed=timed, years=frozenset(years), dates=dates, zones=zones)
-        for source, n, timed, years, dates, zones in grouped.iter_rows()
+        source: TimesFound(
+            records=n, timed=timed, years=frozenset(years), dates=dates, zones=zones, words=frozenset(words)
+        )
+        for source, n, timed, years, dates, zones, words in grouped.iter_rows()
     }
 
 
@@ -144,12 +151,14 @@ class TimeNotes:
     zone: str  # of times without one, as the settings name it
     of_stdin: bool = False  # its names are no files that a command can read
     found: dict[str, TimesFound] = field(default_factory=dict)
+    tables: list[str] = field(default_factory=list)  # files read as tables whose columns no header names
     _by_shape: dict[object, TimesFound] = field(default_factory=dict)  # of short files, by their shape
 
     def see(self, name: str, chunk: Chunk) -> None:
         """The first chunk of a file tells how its times are; further ones may hold another year."""
         earlier, now = self.found.get(name), utc_now()
         if earlier is None:
+            self.tables += [name] if any(map(is_guessed, chunk.formats)) else []
             self.found[name] = self._times(chunk, now)
         elif earlier.years:
             year = chunk.latest(arrived=now, zone=self.zone).year
@@ -160,7 +169,9 @@ class TimeNotes:
         now = utc_now()
         here = formats.parse(records, names, arrived=now, zone=self.zone)
         rows = _guesses(records, names, here, arrived=now, zone=self.zone)
-        self.found |= _sums(rows)
+        sums = _sums(rows)
+        self.found |= sums
+        self.tables += sums if any(map(is_guessed, names)) else []
 
     def _times(self, chunk: Chunk, now: datetime) -> TimesFound:
         """The times of a file. Of many short files that are alike but for their numbers, one is looked at."""
@@ -187,6 +198,11 @@ class TimeNotes:
             look = "`logweir formats FILE` for a file of them"
         kinds = (
             (
+                self.tables,
+                "read as a table by the values of its columns, because no header names them; --formats takes a "
+                "format of your own",
+            ),
+            (
                 untimed,
                 "no time recognised, so no clock times are shown and incidents cannot be told apart; name "
                 f"the time's form with --time, or see {look}",
@@ -205,8 +221,22 @@ class TimeNotes:
                 [name for name, t in found.items() if t.zones and self.zone == "UTC"],
                 "times have no zone and are read as UTC; --time-zone names another",
             ),
+            *(
+                (
+                    [name for name, t in found.items() if word in t.words],
+                    f"the zone {word} of the times names several and is read as {offset_text(word, self.zone)}; "
+                    "--time-zone names another",
+                )
+                for word in sorted({word for t in found.values() for word in t.words})
+            ),
         )
         return [f"{_files(names)}: {sentence}" for names, sentence in kinds if names]
+
+
+def offset_text(word: str, zone: str) -> str:
+    """UTC+05:30, as the abbreviation of several zones is meant."""
+    minutes = minutes_of(word, zone) or 0
+    return f"UTC{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02d}:{abs(minutes) % 60:02d}"
 
 
 def _files(names: Iterable[str]) -> str:

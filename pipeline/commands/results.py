@@ -2,26 +2,33 @@
 
 import argparse
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
 
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from pipeline.commands.common import (
     NO_TIME,
     cell,
+    err,
     of_pipeline,
     out,
     print_json,
     printable,
     reading,
+    remark,
+    remark_missing,
     settings_of,
 )
 from pipeline.errors import BadInput
 from pipeline.records.batch import utc_now
-from pipeline.service.questions import LinesAsked, asked_moment, template_number
+from pipeline.service.questions import LinesAsked, asked_moment, pattern_span, template_number
+from pipeline.service.stored.values import NEWS_SPAN
 from pipeline.service.values import Line, LinePage
-from pipeline.units import chance, listed
+from pipeline.units import chance, clipped, listed, plural
 
 if TYPE_CHECKING:
     from pipeline.settings import Settings
@@ -30,6 +37,8 @@ if TYPE_CHECKING:
 
 # The flags that choose lines, in the order of a sentence that names them.
 _CHOOSING = ("workload", "level", "text", "template", "since", "until", "anomalous")
+_NOT_OF_NEWS = ("level", "text", "template", "anomalous", "context")
+NEWS_CHARS: Final = 320  # of a line that is shown
 
 
 def main(args: argparse.Namespace) -> int:
@@ -37,16 +46,20 @@ def main(args: argparse.Namespace) -> int:
         if args.url is not None:
             raise BadInput("`results files` names files of a machine; leave out --url, and run it there")
         return _print_files(args, of_pipeline(settings_of(args)))
-    page = reading(args, stored=True).lines(lines_asked(args))
+    if args.news:
+        return _print_news(args)
+    at, (asked, further) = reading(args, stored=True), lines_asked(args).at_clock(utc_now())
+    page = at.lines(asked)
+    _remark_ahead(at.lines(further).lines if further else [])
     if not args.context:
         page.lines.reverse()  # the newest at the end
     if args.json:
         print_json([line.facts() for line in page.lines])
-        return 0
+        return remark_missing(page.missing)
     console = out()
     if not page.lines:
         console.print(_nothing(args, page), markup=False, soft_wrap=True)
-        return 0
+        return remark_missing(page.missing)
     table = Table(box=None, pad_edge=False)
     table.add_column("time (UTC)", no_wrap=True)
     for name in ("workload", "level", "score", "p", "line", "message"):
@@ -54,7 +67,43 @@ def main(args: argparse.Namespace) -> int:
     for row in _rows(page.lines):
         table.add_row(*row)
     console.print(table)
-    return 0
+    return remark_missing(page.missing)
+
+
+def _remark_ahead(newest: Sequence[Line]) -> None:
+    """Says that lines are left out whose times are ahead of the clock; `newest` of them, at most one."""
+    for line in newest:
+        remark(
+            err(),
+            f"lines up to {line.timestamp:%Y-%m-%d %H:%M:%S} UTC are left out, because they are more than a day ahead "
+            f"of the clock; --until {line.timestamp + timedelta(days=1):%Y-%m-%d} shows them",
+        )
+
+
+def _print_news(args: argparse.Namespace) -> int:
+    """Each with its reason, and its text in the full width."""
+    if chosen := [name for name in _NOT_OF_NEWS if getattr(args, name)]:
+        raise BadInput(f"--news chooses lines by itself; leave out --{chosen[0]}")
+    since, until = pattern_span(args.since or NEWS_SPAN, args.until, utc_now(), flags=("--since", "--until"))
+    page = reading(args, stored=True).news(since, until, args.workload or None)
+    shown = page.news[: args.limit]
+    if args.json:
+        print_json([asdict(one) for one in shown])
+        return remark_missing(page.missing)
+    console = out()
+    for place, one in enumerate(shown, start=1):
+        facts = (f"n{place}", f"{one.at:%Y-%m-%d %H:%M:%S}", one.level or "", plural(one.records, "line"))
+        about = " · ".join(filter(None, (*facts, one.workload, f"T{one.template_id}")))
+        console.print(cell(about), style="bold")
+        for text, style in ((one.message, ""), (one.why, "dim")):
+            console.print(Padding(cell(clipped(text, NEWS_CHARS)), (0, 0, 0, 4), style=style))
+    span = f"{since:%Y-%m-%d %H:%M} – {until:%Y-%m-%d %H:%M} UTC"
+    if not shown:
+        console.print(f"all calm lines had been said before, {span}", markup=False)
+        return remark_missing(page.missing)
+    console.print(f"{plural(len(shown), 'calm line')} never said before, {span}", style="dim", markup=False)
+    console.print("`logweir mark T17 normal` keeps one off this list", style="dim", markup=False)
+    return remark_missing(page.missing)
 
 
 def _print_files(args: argparse.Namespace, settings: "Settings") -> int:

@@ -2,7 +2,7 @@
 workload. The exit code is 1 while no worker runs."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Final
@@ -10,21 +10,28 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.commands.common import cell, out, print_json, printable, reading
+from pipeline.commands.common import answering_with, cell, out, print_json, printable, reading
 from pipeline.controller.training_status import Status, TrainingState
 from pipeline.redis.keys import SHARED
-from pipeline.service.values import DrainShard, PoolCounts, StackStatus
+from pipeline.service.values import LeftOutLines, PoolCounts, StackStatus
 from pipeline.units import plural, seconds, size
 
+SHOWN_LEFT_OUT: Final = 5  # workloads
 LATE_S: Final = 30.0  # a watcher's pause from which the status names it as late
 
 
 def main(args: argparse.Namespace) -> int:
     status = reading(args).status()
     code = 0 if status.workers else 1
-    if args.json:
-        print_json(asdict(status))
-        return code
+    with answering_with(code):
+        if args.json:
+            print_json(asdict(status))
+        else:
+            _print(status)
+    return code
+
+
+def _print(status: StackStatus) -> None:
     console = out()
     _models(console, status)
     _trainings(console, status)
@@ -41,7 +48,6 @@ def main(args: argparse.Namespace) -> int:
     console.print()
     _workers(console, status)
     _workloads(console, status)
-    return code
 
 
 def _intake(console: Console, status: StackStatus) -> None:
@@ -55,9 +61,11 @@ def _intake(console: Console, status: StackStatus) -> None:
         f"waiting   {plural(status.batches, 'batch')}, {status.bytes / 2**20:.1f} MiB ({stages})",
         markup=False,
     )
-    _shards(console, status.drain_shards)
     _gpus(console, status.gpus)
     _watching(console, status.watching)
+    for one in status.dropped:
+        line(f"dropped   {one.count:,} {one.what}", "yellow")
+    _left_out(console, status.left_out)
     if status.dead["batches"]:
         dead = f"{plural(status.dead['batches'], 'batch')}, {status.dead['bytes'] / 2**20:.1f} MiB"
         line(f"dead      {dead}; `logweir dead list` shows them")
@@ -68,6 +76,8 @@ def _intake(console: Console, status: StackStatus) -> None:
         line(f"full      {status.full}", "red")
     if status.trouble:
         line(f"trouble   {printable(status.trouble.reason)}", "red")
+    if status.redis_loss:
+        line(f"lost      {status.redis_loss.sentence}", "yellow")
 
 
 def _results(console: Console, status: StackStatus) -> None:
@@ -80,16 +90,6 @@ def _results(console: Console, status: StackStatus) -> None:
         kept.append(f"at most {size(int(bound) // 2**20)}")
     text = f"{plural(records, 'record')} in {plural(status.results['files'], 'file')}, {size(size_mib)}"
     console.print(f"results   {text}; kept: {', '.join(kept) or 'for ever'}", markup=False, soft_wrap=True)
-
-
-def _shards(console: Console, shards: Sequence[DrainShard]) -> None:
-    """Silent for a single shard, because the stage has the same number."""
-    if len(shards) < 2:
-        return
-    parts = [f"{s.queue} {s.messages}{'' if s.served else ' (nobody serves it)'}" for s in shards]
-    idle = any(not s.served for s in shards)
-    text = f"drain     {', '.join(parts)}"
-    console.print(text, style="red" if idle else None, markup=False, soft_wrap=True)
 
 
 def _gpus(console: Console, gpus: PoolCounts) -> None:
@@ -113,11 +113,19 @@ def _watching(console: Console, watching: Mapping[str, float]) -> None:
     if late:
         waits = plural(int(watching["observations"]), "stored batch")
         parts.append(f"nobody has looked at them for {watching['age_s']:,.0f} s, {waits} wait")
-    if watching["dropped"]:
-        parts.append(f"{plural(int(watching['dropped']), 'batch')} dropped unseen")
     if parts:
         text = f"watching  {', '.join(parts)}"
         console.print(text, style="red" if late else None, markup=False, soft_wrap=True)
+
+
+def _left_out(console: Console, left_out: Mapping[str, LeftOutLines]) -> None:
+    """Lines that rates and numbers could not use as they are."""
+    shown = [f"{printable(name)}: {'; '.join(one.sentences)}" for name, one in left_out.items()]
+    if len(shown) > SHOWN_LEFT_OUT:
+        more = len(shown) - SHOWN_LEFT_OUT
+        shown[SHOWN_LEFT_OUT:] = [f"and lines of {plural(more, 'more workload')}"]
+    for text in shown:
+        console.print(f"left out  {text}", style="yellow", markup=False, soft_wrap=True)
 
 
 def _models(console: Console, status: StackStatus) -> None:
@@ -134,17 +142,19 @@ def _models(console: Console, status: StackStatus) -> None:
         since = _moment(model.published_ms) if model.published_ms else model.published
         how = "" if model.how == "published" else f", {model.how}"
         console.print(f"{name:<9} {model.version} since {since} UTC{how}", markup=False, soft_wrap=True)
+    models = {model.version: model.model for model in status.models}
     for version, machines in status.model_faults.items():
+        another = any(models.get(version) in worker.serves for worker in status.workers)
+        so = "so another version serves there" if another else "and no other version serves"
         for machine, why in machines.items():
-            text = (
-                f"fault     {version} cannot be read on {printable(machine)}, so another version serves "
-                f"there: {printable(why)}"
-            )
+            text = f"fault     {version} cannot be read on {printable(machine)}, {so}: {printable(why)}"
             console.print(text, style="red", markup=False, soft_wrap=True)
 
 
 def _trainings(console: Console, status: StackStatus) -> None:
     console.print(f"training  {_training(status.training)}", markup=False, soft_wrap=True)
+    for text in status.training.not_judged:
+        console.print(f"          {printable(text)}", style="yellow", markup=False, soft_wrap=True)
     if status.trainings_waiting > 1:
         console.print(f"          {status.trainings_waiting} trainings wait", markup=False)
     for model, entry in status.retrained.items():

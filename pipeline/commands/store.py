@@ -8,15 +8,17 @@ from pipeline.errors import BadBundle
 from pipeline.models.registry import Registry
 from pipeline.models.versions import Versions
 from pipeline.redis.connection import connect
+from pipeline.service.status import stored_totals
 from pipeline.settings import Settings
-from pipeline.sinks.choose import parquet_of, usage_of
+from pipeline.sinks.usage_manifest import KEY, usage_manifest
+from pipeline.store.choose import open_store
 from pipeline.store.identity import identity
 from pipeline.units import plural, size
 from pipeline.workers.same_store import adopt, entered
 
 
 def main(args: argparse.Namespace) -> int:
-    settings = reached(settings_of(args))
+    settings = reached(settings_of(args), writes=args.action == "adopt")
     with redis_explained():
         client = connect(settings)
         if args.action == "adopt":
@@ -25,7 +27,7 @@ def main(args: argparse.Namespace) -> int:
         local, recorded = identity(stored.objects, make=False), entered(client, settings)
     sizes = stored.artifacts.sizes()
     versions = stored.names()
-    of = _results(settings)
+    of = stored_totals(settings)
     unreadable = [version for version in versions if not _is_whole(stored, version, sizes)]
     facts = {
         "url": stored.objects.url,
@@ -63,16 +65,10 @@ def main(args: argparse.Namespace) -> int:
     return 0 if facts["same"] else 1
 
 
-def _results(settings: Settings) -> dict[str, int] | None:
-    """Sums of the Parquet results, None where there are none by setting."""
-    if "parquet" not in settings.data.sinks:
-        return None
-    return parquet_of(settings).manifest().totals()
-
-
 def _usage(settings: Settings) -> int:
     """How many records the table `usage` has."""
-    return sum(part.rows for part in usage_of(settings).manifest().parts)
+    objects = open_store(settings.data.results_url)
+    return sum(part.rows for part in usage_manifest(objects.get(KEY), objects.url).parts)
 
 
 def _is_whole(stored: Versions, version: str, sizes: dict[str, int]) -> bool:

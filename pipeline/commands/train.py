@@ -4,7 +4,7 @@ import argparse
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pipeline.commands.common import (
     err,
@@ -19,7 +19,7 @@ from pipeline.commands.common import (
 )
 from pipeline.controller.training_status import Status, TrainingState
 from pipeline.errors import BadInput, Cancelled, TrainingFailed
-from pipeline.records.batch import utc_now
+from pipeline.records.batch import LearntFrom, utc_now
 from pipeline.redis.keys import SHARED
 from pipeline.units import span
 
@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     from pipeline.service.trainings import TrainingAsked
     from pipeline.settings import Settings
     from pipeline.settings.train_source import TrainSource
+
+_NAMED: Final = 10  # workloads of a source
+_ORIGINS: Final = {
+    LearntFrom.BASELINE: "the baseline of",
+    LearntFrom.RESULTS: "stored results of",
+    LearntFrom.DOCUMENTS: "documents of",
+}
 
 
 def main(args: argparse.Namespace) -> int:
@@ -62,17 +69,38 @@ def _train(args: argparse.Namespace, settings: "Settings") -> int:
         raise Cancelled(f"the training was cancelled: {status.reason}")
     if status.state is not TrainingState.COMPLETED:
         raise TrainingFailed(status.reason)
+    _print_result(status)
+    return 0 if status.published else 1
+
+
+def _print_result(status: Status) -> None:
+    """The version and its fate, then what each workload was learnt from."""
     learnt = f"learnt from {status.lines:,} lines ({status.patterns:,} distinct) in {status.elapsed_s:.1f} s"
     if status.published:
-        out().print(f"{status.version} is live: {learnt}", markup=False)
-        return 0
-    out().print(
-        f"{status.version} was {learnt} and is kept as a candidate, because {printable(status.reason)}; "
-        f"`logweir models promote {status.version}` makes it live all the same",
-        markup=False,
-        soft_wrap=True,
-    )
-    return 1
+        fate = f"{status.version} is live: {learnt}"
+    else:
+        fate = (
+            f"{status.version} was {learnt} and is kept as a candidate, because {printable(status.reason)}; "
+            f"`logweir models promote {status.version}` makes it live all the same"
+        )
+    for line in (fate, *learnt_from(status), *(f"  {printable(text)}" for text in status.not_judged)):
+        out().print(line, markup=False, soft_wrap=True)
+
+
+def learnt_from(status: Status) -> list[str]:
+    """Which workloads were learnt from what, a line for each source, the workloads with most lines first."""
+    lines = []
+    for origin in LearntFrom:
+        counts = {
+            name: status.workloads.get(name, 0) for name, o in status.learnt_from.items() if o is origin
+        }
+        names = sorted(counts, key=lambda name: (-counts[name], name))
+        shown = [f"{printable(name) or 'no workload'} ({counts[name]:,} lines)" for name in names[:_NAMED]]
+        if len(names) > _NAMED:
+            shown.append(f"and {len(names) - _NAMED:,} more")
+        if shown:
+            lines.append(f"  from {_ORIGINS[origin]} {', '.join(shown)}")
+    return lines
 
 
 def _asked(args: argparse.Namespace) -> "TrainingAsked":

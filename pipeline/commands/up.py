@@ -14,14 +14,16 @@ from pipeline.commands.drain import STOPPED
 from pipeline.commands.extras import missing_for
 from pipeline.commands.intake.verb import show_lines
 from pipeline.errors import RedisUnavailable
-from pipeline.imports import uncollected
+from pipeline.imports import install_hint, uncollected
 from pipeline.ledger.ledger import Ledger
 from pipeline.logs import set_up
+from pipeline.observe.losses import RedisLoss, recent_loss
+from pipeline.records.versions import Live, outdated_words
 from pipeline.redis.connection import connect
 from pipeline.service.access.console_sessions import ConsoleSessions
 from pipeline.service.access.keys import SEND, SenderKeys
 from pipeline.service.access.own_key import own_key_file
-from pipeline.settings import Settings
+from pipeline.settings import Settings, unknown_variables
 from pipeline.settings.listeners import DEFAULT, Listener
 from pipeline.settings.values import masked_url
 from pipeline.units import listed
@@ -34,13 +36,14 @@ CHECK_S: Final = 0.5
 
 def main(args: argparse.Namespace) -> int:
     with uncollected():
+        from pipeline.models.registry import Registry
         from pipeline.service.trainings import check_encoder
         from pipeline.workers.stack.stack import Stack
 
     settings = settings_of(args, default_level="info")
     check_encoder(settings)
     set_up(settings.stack.log_level)
-    console = err()
+    console = _remarks()
     wanted = settings.intake.listeners
     missing = _missing(console, "intake", "the intake stays off") if wanted else []
     no_api = _missing(console, "api", "the API stays off") if settings.stack.api else []
@@ -56,6 +59,8 @@ def main(args: argparse.Namespace) -> int:
         while True:
             try:
                 closed = _door(stack.settings)
+                loss = recent_loss(connect(stack.settings), stack.settings)
+                outdated = Registry(connect(stack.settings), stack.settings).outdated()
                 break
             except RedisUnavailable:  # for a moment; the workers wait for it, too
                 time.sleep(CHECK_S)
@@ -71,14 +76,14 @@ def main(args: argparse.Namespace) -> int:
             "api": stack.api_url,
             "serve": settings.gpu.serve if stack.serves else None,
             "closed": closed,
+            "redis_loss": None if loss is None else loss.sentence,
+            "outdated_models": [live.version for live in outdated],
         }
         if args.json:
             print_json(facts)
             sys.stdout.flush()
         else:
-            where = (
-                "" if str(args.data_dir or "") == "" else f" --data-dir {display(stack.settings.data.dir)}"
-            )
+            where = f" --data-dir {display(stack.settings.data.dir)}" if str(args.data_dir or "") else ""
             console.print(f"ready in {stack.ready_s:.1f} s; Ctrl-C stops it", style="bold", markup=False)
             console.print(f"  send lines:  logweir send FILE{where}", markup=False, soft_wrap=True)
             _show_intake(console, stack, wanted, where)
@@ -100,11 +105,7 @@ def main(args: argparse.Namespace) -> int:
             console.print(
                 f"  logs:        {display(stack.settings.data.dir / 'logs')}", markup=False, soft_wrap=True
             )
-        if closed is not None and not args.json:
-            console.print(
-                f"it takes nothing in: {closed}; `logweir drain --undo` opens it",
-                style="yellow", markup=False, soft_wrap=True,
-            )  # fmt: skip
+            _show_attention(console, closed, loss, outdated)
         try:
             while True:
                 time.sleep(CHECK_S)
@@ -114,11 +115,33 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+def _show_attention(
+    console: Console, closed: str | None, loss: RedisLoss | None, outdated: Sequence[Live]
+) -> None:
+    """What an operator should know before anything else is done."""
+    sentences = [] if loss is None else [loss.sentence]
+    for sentence in (*sentences, *map(outdated_words, outdated)):
+        console.print(f"attention: {sentence}", style="yellow", markup=False, soft_wrap=True)
+    if closed is not None:
+        console.print(
+            f"it takes nothing in: {closed}; `logweir drain --undo` opens it",
+            style="yellow", markup=False, soft_wrap=True,
+        )  # fmt: skip
+
+
+def _remarks() -> Console:
+    """Standard error, where it first says which variables of the environment are ignored."""
+    console = err()
+    for unknown in unknown_variables():
+        remark(console, unknown)
+    return console
+
+
 def _missing(console: Console, extra: str, so: str) -> list[str]:
     """Packages that an extra lacks; said once."""
     missing = missing_for(extra)
     if missing:
-        remark(console, f"{so}: it needs {listed(missing)}; pip install 'logweir[{extra}]'")
+        remark(console, f"{so}: it needs {listed(missing)}; {install_hint(extra)}")
     return missing
 
 

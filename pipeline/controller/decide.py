@@ -2,6 +2,7 @@
 
 One call decides for one model: "shared", or the own model of one workload. Causes, in order:
 
+    outdated   An older build made the live model, which this one cannot read.
     addition   Watched workloads with stored lines are in neither the last attempt nor the live model.
     schedule   A time of day has come.
     drift      Novelty, unknown words or scores have moved (drift.py).
@@ -10,7 +11,9 @@ One call decides for one model: "shared", or the own model of one workload. Caus
 
 Invariants:
 
-* A training answers every cause that holds at its request. An answered cause asks again only after a failure.
+* Every attempt moves what the causes are measured from, so an answered cause asks again only after a failure
+  or when it occurs again. What no attempt moves (outdated, drift) and what comes fast (volume) waits for a
+  rest after the last attempt, which doubles while such trainings follow one another.
 * After a failure nothing is requested before the back-off has passed.
 * Removing a workload from the watchlist requests nothing.
 * While a training of the model is queued or runs, nothing is requested.
@@ -26,6 +29,7 @@ from pipeline.controller.facts import (
     NAME_CHARS,
     NAMES_RECORDED,
     REASON_CHARS,
+    RESTING,
     Facts,
     History,
     RetrainRules,
@@ -33,7 +37,6 @@ from pipeline.controller.facts import (
     iso,
     truncated,
 )
-from pipeline.records.batch import digest
 
 _NAMES_SHOWN: Final = 5
 
@@ -43,8 +46,7 @@ class Retrain:
     """Ask for a training of `workloads` (all watched ones of the model that have lines)."""
 
     reason: str  # one sentence for people
-    cause: str  # key of the first cause
-    answers: tuple[str, ...]  # keys of every cause that holds now; they go into the Attempt
+    causes: tuple[str, ...]  # every cause that holds now, the first one decides; they go into the Attempt
     workloads: tuple[str, ...]
 
 
@@ -54,56 +56,55 @@ class Wait:
 
     until: datetime | None
     why: str  # one sentence for people
+    kind: str = "calm"  # "unwatched", "busy", "few", "failed", "refused", "calm": a new one is worth a record
 
 
 Decision = Retrain | Wait
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Cause:
-    key: str  # the same key means the same cause: an answered one never asks again
-    text: str
 
 
 def decide(facts: Facts, rules: RetrainRules) -> Decision:
     """Pure: equal facts and rules give the equal decision."""
     if not facts.watching:
         why = "nothing is watched, so no model is trained; add workloads with `logweir watch add NAME`"
-        return Wait(until=None, why=why)
+        return Wait(until=None, why=why, kind="unwatched")
     if facts.busy:
-        return Wait(until=None, why="a training of this model is queued or running")
+        return Wait(until=None, why="a training of this model is queued or running", kind="busy")
     usable = tuple(sorted(name for name, lines in facts.workloads.items() if lines > 0))
     if not usable:
-        return Wait(until=None, why=_without_lines(facts))
+        return Wait(until=None, why=_without_lines(facts), kind="few")
     if facts.lines < rules.min_lines:
         why = (
             f"{_lines(facts.lines)} of {_count(len(usable), 'watched workload')} stored, {rules.min_lines:,} "
-            "are needed"
-            f" (retrain_min_lines){_quiet(facts)}"
+            f"are needed (retrain_min_lines){_quiet(facts)}"
         )
-        return Wait(until=None, why=why)
+        return Wait(until=None, why=why, kind="few")
     resume = _back_off(facts.history, rules)
     if resume is not None and facts.now < resume:
         why = f"{_failed(facts.history)}; the next try is not before {_time(resume)}"
-        return Wait(until=resume, why=why)
-    causes = [cause for cause in _causes(facts, rules) if cause.key not in facts.history.spent]
-    if causes:
-        after_failure = f" ({_failed(facts.history)})" if facts.history.failures else ""
-        return Retrain(
-            reason="; ".join(cause.text for cause in causes) + after_failure,
-            cause=causes[0].key,
-            answers=tuple(cause.key for cause in causes),
-            workloads=usable,
-        )
-    times = [t for t in (_old_at(facts, rules), facts.scheduled_next) if t is not None and t > facts.now]
-    return Wait(until=min(times, default=None), why=_nothing_due(facts, rules))
-
-
-def _causes(facts: Facts, rules: RetrainRules) -> Iterator[_Cause]:
-    """Every cause that holds, in order, whether it was answered or not."""
+        return Wait(until=resume, why=why, kind="failed")
+    causes = dict(_causes(facts, rules))
     last = facts.history.last
-    # Attempts move this basis, so a key that holds it is outdated by the attempt that answers it.
-    basis = iso(facts.since) or "none"
+    rested = last.at + facts.history.rest if last else facts.now
+    # Nothing is judged by an unreadable model: its first training does not wait.
+    resting = RESTING - ({"outdated"} if last is None or "outdated" not in last.causes else set())
+    due = {name: text for name, text in causes.items() if name not in resting or facts.now >= rested}
+    if due:
+        after_failure = f" ({_failed(facts.history)})" if facts.history.failures else ""
+        reason = "; ".join(due.values()) + after_failure
+        return Retrain(reason=reason, causes=tuple(due), workloads=usable)
+    times = [_old_at(facts, rules), facts.scheduled_next, rested if causes else None]
+    until = min((t for t in times if t is not None and t > facts.now), default=None)
+    if causes:
+        why = f"{'; '.join(causes.values())}; the last training ended lately, the next one is at {_time(rested)}"
+        return Wait(until=until, why=why, kind="rests")
+    return Wait(until=until, why=_nothing_due(facts, rules))
+
+
+def _causes(facts: Facts, rules: RetrainRules) -> Iterator[tuple[str, str]]:
+    """Name and sentence of every cause that holds, in order."""
+    last = facts.history.last
+    if facts.outdated:
+        yield "outdated", "an older build made the live model, which this one cannot read"
     covered = facts.trained | (last.lines.keys() if last else set())
     added = sorted(name for name, lines in facts.workloads.items() if lines > 0 and name not in covered)
     if added:
@@ -111,56 +112,46 @@ def _causes(facts: Facts, rules: RetrainRules) -> Iterator[_Cause]:
         begin = (
             f"{_count(len(added), 'workload')} {verb} added" if covered else "no training has been made yet"
         )
-        yield _Cause(key=f"addition:{digest(basis, *added)}", text=f"{begin}: {_names(added)}")
+        yield "addition", f"{begin}: {_names(added)}"
     at = facts.scheduled
-    if at is not None and not _trained_since(facts, at):
-        yield _Cause(key=f"schedule:{at.isoformat()}", text=f"the time {_time(at)} of retrain_at has come")
-    yield from _drift_causes(facts.drift, rules)
+    if at is not None and (facts.since is None or facts.since < at):
+        yield "schedule", f"the time {_time(at)} of retrain_at has come"
+    if drift := "; ".join(_moved(facts.drift, rules)):
+        yield "drift", f"drift: {drift}"
     new = facts.new_lines
     if new >= rules.volume_lines:
-        text = f"{_lines(new)} were stored since the last training, {rules.volume_lines:,} are worth one"
-        yield _Cause(key=f"volume:{basis}", text=text)
+        yield (
+            "volume",
+            f"{_lines(new)} were stored since the last training, {rules.volume_lines:,} are worth one",
+        )
     old = _old_at(facts, rules)
     if old is not None and facts.now >= old:
         age = (facts.now - old).total_seconds() + rules.age_s
-        text = f"the last training is {_span(age)} old, {_span(rules.age_s)} are allowed"
-        yield _Cause(key=f"age:{basis}", text=text)
+        yield "age", f"the last training is {_span(age)} old, {_span(rules.age_s)} are allowed"
 
 
-def _drift_causes(drift: Drift | None, rules: RetrainRules) -> Iterator[_Cause]:
+def _moved(drift: Drift | None, rules: RetrainRules) -> Iterator[str]:
     if drift is None or not drift.ready:
         return
-    if drift.novelty > rules.drift_novelty:
-        text = (
-            f"drift: {_share(drift.novelty_now)} of lines have a new template, {_share(drift.novelty_then)} "
-            "when"
-            " the model was new"
-        )
-        yield _Cause(key=f"drift:{drift.version}:novelty", text=text)
-    if drift.unknown > rules.drift_unknown:
-        text = (
-            f"drift: {_share(drift.unknown_now)} of words are unknown, {_share(drift.unknown_then)} when the "
-            "model"
-            " was new"
-        )
-        yield _Cause(key=f"drift:{drift.version}:unknown", text=text)
+    for name, rise, then, now, allowed in (
+        (
+            "lines have a new template",
+            drift.novelty,
+            drift.novelty_then,
+            drift.novelty_now,
+            rules.drift_novelty,
+        ),
+        ("words are unknown", drift.unknown, drift.unknown_then, drift.unknown_now, rules.drift_unknown),
+    ):
+        if rise > allowed:
+            yield f"{_share(now)} of {name}, {_share(then)} when the model was new"
     if drift.score > rules.drift_score:
-        text = f"drift: the scores have a stability index of {drift.score:.2f}, "
-        text += f"{rules.drift_score:.2f} is allowed"
-        yield _Cause(key=f"drift:{drift.version}:score", text=text)
+        yield f"the scores have a stability index of {drift.score:.2f}, {rules.drift_score:.2f} is allowed"
 
 
 def _old_at(facts: Facts, rules: RetrainRules) -> datetime | None:
     since = facts.since
     return None if since is None else since + timedelta(seconds=rules.age_s)
-
-
-def _trained_since(facts: Facts, at: datetime) -> bool:
-    """Did a training give a model, published or not, after that time? A cancelled one does not count."""
-    gave_at = facts.history.gave_at
-    return (gave_at is not None and gave_at >= at) or (
-        facts.live_since is not None and facts.live_since >= at
-    )
 
 
 def _back_off(history: History, rules: RetrainRules) -> datetime | None:
@@ -179,8 +170,7 @@ def to_json(decision: Decision) -> dict[str, Any]:
     return {
         "decision": "retrain",
         "reason": decision.reason,
-        "cause": decision.cause,
-        "answers": list(decision.answers),
+        "causes": list(decision.causes),
         "workloads": [truncated(name, NAME_CHARS) for name in decision.workloads[:NAMES_RECORDED]],
         "workload_count": len(decision.workloads),
     }
@@ -211,14 +201,12 @@ def _nothing_due(facts: Facts, rules: RetrainRules) -> str:
     if drift is not None and drift.ready:
         parts.append(
             f"drift: {_share(drift.novelty)} more lines with a new template, {_share(drift.unknown)} more "
-            "unknown"
-            f" words, stability index {drift.score:.2f}"
+            f"unknown words, stability index {drift.score:.2f}"
         )
     elif drift is not None:
-        parts.append(f"drift is measured from {drift.needed:,} lines on, {drift.lines:,} so far")
-    answered = [cause.key.partition(":")[0] for cause in _causes(facts, rules)]
-    if answered:
-        parts.append(f"a training has already answered: {', '.join(sorted(set(answered)))}")
+        parts.append(
+            f"drift is measured from {drift.needed:,} lines and two days on, {drift.lines:,} lines so far"
+        )
     if facts.history.failures:
         parts.append(_failed(facts.history))
     return "nothing is due: " + "; ".join(parts) + _quiet(facts)

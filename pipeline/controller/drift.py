@@ -1,6 +1,6 @@
 """How far the stream has moved since a model version was new.
 
-Three figures, each of a *window* of recent lines against the *reference*, the first lines under the version:
+Three figures, each of a *window* of recent lines against the *reference*, the first day under the version:
 
 * novelty: rise of the share of lines whose template is not in the training;
 * unknown: rise of the share of words that are not in the training;
@@ -21,24 +21,23 @@ window is never shorter than the reference: distinct lines grow slower than line
 The price: a stream that turns to much fewer distinct lines needs more unknown words to be noticed.
 
 Commits add to sums per version, so a batch counts once however often it is delivered. Batches scored again
-after the first model was published are not counted: that model was trained on them.
+after the first model was published are not counted: that model was trained on them. `drift_counts.py` counts.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Final
 
-import numpy as np
-import polars as pl
+import msgspec
 
 from pipeline.errors import BadPayload
-from pipeline.records.columns import any_of_each, gathered, heights_of, nulls_of, numbers_of
-from pipeline.records.verdict import Reason
 from pipeline.records.wire import Codec
 
 # One window: the share of a word that one line in a thousand has is known to a tenth.
 WINDOW_LINES: Final = 20_000
+REFERENCE: Final = timedelta(days=1)
 BINS: Final = 10  # of the score, 0..1; deciles of the range, as is usual for a stability index
 COUNTERS: Final = (
     "lines", "novel", "anomalous", "words", "unknown", *(f"bin{i}" for i in range(BINS)),
@@ -50,8 +49,6 @@ _ERRORS: Final = 3.0
 _BURST: Final = 5.0
 # Fewer words than one in so many lines are no share to speak of: a single odd line must not be drift.
 _LINES_PER_WORD: Final = 100
-_WORD: Final = r"\S*[\p{L}\p{N}]\S*"
-_MASK: Final = r"<[A-Z0-9_]+>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +77,7 @@ class DriftWindow:
     """The state of `advance` between two calls, for one version. All values are sums since publication."""
 
     version: str
+    began: Annotated[datetime, msgspec.Meta(tz=True)] | None = None  # when the version was first looked at
     reference: Mapping[str, int] | None = None  # the sums when the reference was full
     marks: tuple[Mapping[str, int], ...] = ()  # oldest first; the window reaches from the first one to now
 
@@ -94,88 +92,38 @@ class DriftWindow:
 WINDOWS: Final = Codec(DriftWindow, version=1, what="a stored window of drift", newer=BadPayload)
 
 
-def measure(rows: pl.DataFrame, work: pl.DataFrame) -> dict[str, int]:
-    """`measure_all` for one batch."""
-    return measure_all([rows], [work])[0]
-
-
-def measure_all(batches: Sequence[pl.DataFrame], works: Sequence[pl.DataFrame]) -> list[dict[str, int]]:
-    """Counters of each committed batch, named as in COUNTERS; empty for one without verdicts (warming).
-
-    A batch is its rows, RESULT_SCHEMA, and its work, WORK_SCHEMA of detect.py. Rows of the work that the
-    cache answered have no `tokens`, so they are no scored words. A record counts as one line however many
-    physical lines it spans, or one long stack trace would outweigh everything around it.
-    """
-    rows = gathered(batches, ["score", "reasons", "anomalous"])
-    batch = numbers_of(heights_of(batches))
-    if rows["score"].null_count():
-        is_judged = rows["score"].is_not_null()
-        batch, rows = batch[is_judged.to_numpy()], rows.filter(is_judged)
-    new = pl.col("reasons").list.contains(Reason.NEW_TEMPLATE.value).fill_null(value=False)
-    judged = rows.select("score", new.alias("novel"), pl.col("anomalous").fill_null(value=False))
-
-    def sums(chosen: pl.Series) -> list[int]:
-        return [int(n) for n in np.bincount(batch, weights=chosen.to_numpy(), minlength=len(batches))]
-
-    places = np.clip(np.floor(judged["score"].to_numpy() * BINS), 0, BINS - 1).astype(np.int64)
-    bins = np.bincount(batch * BINS + places, minlength=BINS * len(batches)).reshape(-1, BINS).tolist()
-    lines = np.bincount(batch, minlength=len(batches)).tolist()
-    novel = sums(judged["novel"])
-    anomalous = sums(judged["anomalous"])
-    tokens = gathered(works, ["tokens"])["tokens"]
-    has_tokens = any_of_each(~nulls_of(tokens), heights_of(works))
-    words = [_scored_words(works[n]) if some else (0, 0) for n, some in enumerate(has_tokens)]
-    counts = zip(lines, novel, anomalous, words, bins, strict=True)
-    return [
-        dict(zip(COUNTERS, (n, *about, *scored, *by_bin), strict=True)) if n else {}
-        for n, *about, scored, by_bin in counts
-    ]
-
-
-def _scored_words(work: pl.DataFrame) -> tuple[int, int]:
-    """The words that a model scored, and those of them that no training has seen."""
-    scored = work.filter(pl.col("tokens").is_not_null())
-    return _words(scored["masked"]), int(scored["unseen"].list.len().sum())
-
-
-def _words(masked: pl.Series) -> int:
-    if masked.is_empty():
-        return 0
-    return int(masked.str.replace_all(_MASK, " ").str.count_matches(_WORD).sum())
-
-
 def sums(stored: Mapping[str, Any]) -> dict[str, int]:
     """Every counter as a number, absent ones as 0. Raises ValueError for one that is no number."""
     return {name: int(stored.get(name, 0)) for name in COUNTERS}
 
 
 def advance(
-    state: DriftWindow | None, *, version: str, counters: Mapping[str, Any], drift_lines: int
+    state: DriftWindow | None, *, version: str, counters: Mapping[str, Any], drift_lines: int, now: datetime
 ) -> tuple[DriftWindow, Drift]:
     """One look at the sums of the live version. Pure.
 
-    The first `drift_lines` lines (or however many were there when that was first seen) are the reference. The
-    window covers the latest lines: at least as many as the reference, at most half of that more, and what
-    came between two looks. It slides by halves. Another version, or sums that have shrunk, begin anew. Raises
-    ValueError for counters that are no numbers.
+    The lines of the first day, `drift_lines` at least, are the reference: a stream has jobs that run by night
+    and hours without people. The window covers the latest lines: at least as many as the reference, at most
+    half of that more, and what came between two looks. It slides by halves. Another version, or sums that
+    have shrunk, start over. Raises ValueError for counters that are not numbers.
     """
-    now = sums(counters)
-    if state is None or state.version != version or _shrunk(now, state.marks):
-        state = DriftWindow(version=version)
+    total = sums(counters)
+    if state is None or state.version != version or _shrunk(total, state.marks):
+        state = DriftWindow(version=version, began=now)
     if state.reference is None:
-        if now["lines"] < drift_lines:
-            drift = Drift(version=version, ready=False, lines=now["lines"], needed=2 * drift_lines)
-            return state, drift
-        state = DriftWindow(version=version, reference=now, marks=(now,))
-    reference = state.reference or now
+        if total["lines"] < drift_lines or state.began is None or now - state.began < REFERENCE:
+            needed = 2 * max(drift_lines, total["lines"])
+            return state, Drift(version=version, ready=False, lines=total["lines"], needed=needed)
+        state = replace(state, reference=total, marks=(total,))
+    reference = state.reference or total
     span = max(drift_lines, reference["lines"])
     marks = list(state.marks)
-    if now["lines"] - marks[-1]["lines"] >= span / 2:
-        marks.append(now)
-    while len(marks) > 1 and now["lines"] - marks[1]["lines"] >= span:
+    if total["lines"] - marks[-1]["lines"] >= span / 2:
+        marks.append(total)
+    while len(marks) > 1 and total["lines"] - marks[1]["lines"] >= span:
         del marks[0]
-    window = {name: now[name] - marks[0][name] for name in COUNTERS}
-    state = DriftWindow(version=version, reference=reference, marks=tuple(marks))
+    window = {name: total[name] - marks[0][name] for name in COUNTERS}
+    state = replace(state, reference=reference, marks=tuple(marks))
     if window["lines"] < span:
         lines = reference["lines"] + window["lines"]
         needed = reference["lines"] + span

@@ -1,8 +1,8 @@
 """The inputs of a decision about a training: facts, rules, and the history of past attempts."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, Self
 
@@ -14,8 +14,9 @@ NAMES_RECORDED: Final = 50
 NAME_CHARS: Final = 80
 BACKOFF_MOST_S: Final = 3_600.0
 REASON_CHARS: Final = 300
-# Drift keys are three per model version, so these cover the last twenty versions: more than are kept on disk.
-_SPENT_KEPT: Final = 64
+REST: Final = timedelta(hours=1)  # a training asks for the GPU and puts inference on the CPU
+REST_MOST: Final = timedelta(days=2)  # a reference and a window of drift span a day each
+RESTING: Final = frozenset(("outdated", "drift", "volume"))  # causes that wait for the rest
 
 
 class AttemptOutcome(StrEnum):
@@ -34,7 +35,7 @@ class Attempt:
 
     at: datetime  # when it ended; aware UTC
     outcome: AttemptOutcome
-    causes: tuple[str, ...]  # `Retrain.answers` of the decision; empty when an operator asked
+    causes: tuple[str, ...]  # `Retrain.causes` of the decision; empty when an operator asked
     lines: Mapping[str, int]  # stored lines by workload at the request (`Facts.workloads` of that decision)
     reason: str = ""  # of a failure
 
@@ -44,29 +45,34 @@ class History:
     """The effect of past attempts; `after` folds one more in. One per model, small, stored as JSON."""
 
     last: Attempt | None = None  # the last that did not fail
-    gave_at: datetime | None = None  # when one last gave a model, published or not
-    spent: tuple[str, ...] = ()  # answered causes that no later attempt would outdate by itself, oldest first
+    vain: int = 0  # attempts in a row that a moved stream asked for again soon after the one before
     failures: int = 0  # in a row
     failed_at: datetime | None = None
     failure: str = ""
 
     def after(self, attempt: Attempt) -> "History":
         """The history once `attempt` has ended."""
+        last = self.last
         if attempt.outcome is AttemptOutcome.FAILED:
             failure = truncated(attempt.reason, REASON_CHARS)
             return replace(self, failures=self.failures + 1, failed_at=attempt.at, failure=failure)
         if attempt.outcome is AttemptOutcome.ROLLED_BACK:
             # Only the age begins anew: otherwise the old version that serves again would be replaced at once.
-            last = self.last or attempt
+            last = last or attempt
             return replace(self, last=replace(last, at=max(last.at, attempt.at), outcome=attempt.outcome))
         # A training of some workloads says nothing about the lines of the others.
-        lines = {**(self.last.lines if self.last else {}), **attempt.lines}
-        gave = attempt.outcome in (AttemptOutcome.COMPLETED, AttemptOutcome.CANDIDATE)
+        lines = {**(last.lines if last else {}), **attempt.lines}
+        soon = last is not None and attempt.at - last.at < 2 * self.rest
         return History(
             last=replace(attempt, lines=lines, reason=""),
-            gave_at=attempt.at if gave else self.gave_at,
-            spent=_remember(self.spent, attempt.causes),
+            vain=self.vain + 1 if soon and RESTING & set(attempt.causes) else 0,
         )
+
+    @property
+    def rest(self) -> timedelta:
+        """The least time between two trainings that a moved stream asks for. It doubles while they do not
+        help."""
+        return min(REST_MOST, REST * 2.0 ** min(self.vain, 10))
 
     def not_after(self, now: datetime) -> "History":
         """The same, where a clock that was wrong has written times that are still to come."""
@@ -74,8 +80,7 @@ class History:
         if last is not None and last.at > now:
             last = replace(last, at=now)
         failed_at = self.failed_at if self.failed_at is None else min(self.failed_at, now)
-        gave_at = self.gave_at if self.gave_at is None else min(self.gave_at, now)
-        return replace(self, last=last, gave_at=gave_at, failed_at=failed_at)
+        return replace(self, last=last, failed_at=failed_at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +93,7 @@ class Facts:
     workloads: Mapping[str, int] = field(default_factory=dict)  # Watched ones of this model -> stored lines.
     silent: tuple[str, ...] = ()  # Watchlist patterns that match no workload yet.
     trained: frozenset[str] = frozenset()  # Workloads of the live version's training.
+    outdated: bool = False  # An older build made the live version, so that it answers no line.
     live_since: datetime | None = None  # Publication of the live version; None: no model.
     history: History = field(default_factory=History)
     busy: bool = False  # a training of this model is queued or runs
@@ -136,48 +142,21 @@ class RetrainRules:
 
 
 def facts_to_json(facts: Facts) -> dict[str, Any]:
-    """The facts of a decision, bounded: of many workloads the largest are named, all are counted."""
-    largest = sorted(facts.workloads.items(), key=lambda item: (-item[1], item[0]))[:NAMES_RECORDED]
-    history = facts.history
-    last = history.last
+    """The facts that people see with a decision, bounded."""
+    history, last = facts.history, facts.history.last
     return {
-        "now": facts.now.isoformat(),
-        "model": truncated(facts.model, NAME_CHARS),
-        "watching": facts.watching,
-        "workloads": {truncated(name, NAME_CHARS): lines for name, lines in largest},
-        "workload_count": len(facts.workloads),
         "lines": facts.lines,
         "new_lines": facts.new_lines,
+        "workload_count": len(facts.workloads),
         "silent": [truncated(name, NAME_CHARS) for name in facts.silent[:NAMES_RECORDED]],
-        "silent_count": len(facts.silent),
-        "trained_count": len(facts.trained),
         "live_since": iso(facts.live_since),
-        "last": None
-        if last is None
-        else {
-            "at": last.at.isoformat(),
-            "outcome": last.outcome.value,
-            "causes": list(last.causes),
-            "workload_count": len(last.lines),
-            "lines": sum(last.lines.values()),
-        },
+        "last": last
+        and {"at": last.at.isoformat(), "outcome": last.outcome.value, "causes": list(last.causes)},
         "failures": history.failures,
-        "failed_at": iso(history.failed_at),
         "failure": history.failure,
-        "busy": facts.busy,
-        "drift": None if facts.drift is None else asdict(facts.drift),
-        "scheduled": iso(facts.scheduled),
+        "drift": facts.drift and asdict(facts.drift),
         "scheduled_next": iso(facts.scheduled_next),
     }
-
-
-def _remember(spent: tuple[str, ...], causes: Iterable[str]) -> tuple[str, ...]:
-    """Keys of drift and the newest of the schedule; the others hold a basis that the attempt has moved."""
-    new = [key for key in causes if key.partition(":")[0] in ("drift", "schedule")]
-    older = [key for key in spent if key not in new]
-    if any(key.startswith("schedule:") for key in new):
-        older = [key for key in older if not key.startswith("schedule:")]
-    return tuple((older + new)[-_SPENT_KEPT:])
 
 
 def backoff_s(failures: int, base_s: float) -> float:

@@ -1,12 +1,11 @@
 """The controller: gathers facts, decides, asks for trainings, writes down what it decided and why.
 
 One tick decides for every model: the shared one and those of workloads that have their own. Deciding twice
-does no harm (equal requests are merged, and a queued training makes the next decision wait); the slots make
-it rare.
+is harmless (equal requests are merged, and a queued training makes the next decision wait); a lease makes it
+rare.
 """
 
 import json
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -49,7 +48,7 @@ class Memory:
     history: History = field(default_factory=History)
     counted: int = 0  # trainings that ended up to this number are in the history
     rolled_back_ms: int = 0
-    recorded: tuple[str, float] = ("", 0.0)  # kind of the decision in the list, and when it was written (s)
+    recorded: tuple[str, float] = ("", 0.0)  # the decision in the list in a word, and when it was written (s)
 
 
 MEMORIES: Final = Codec(Memory, version=1, what="the controller's memory", newer=BadPayload)
@@ -100,7 +99,7 @@ class Controller:
                 try:
                     request_id, new = self.trainings.request(self._request(decision, facts))
                 except (BadInput, TrainingsFull) as exc:  # a later tick decides the same
-                    decision = Wait(until=None, why=str(exc))
+                    decision = Wait(until=None, why=str(exc), kind="refused")
                 else:
                     requested += [request_id] * new
             self._record(facts, decision, memory)
@@ -127,10 +126,11 @@ class Controller:
             workloads=workloads,
             silent=tuple(unmatched(inputs.watched.patterns, inputs.stored)) if model == SHARED else (),
             trained=frozenset() if live is None else self._trained(live.version),
+            outdated=live is not None and self.registry.is_older(live.version),
             live_since=None if live is None else datetime.fromtimestamp(live.published_ms / 1000, UTC),
             history=memory.history,
             busy=model in inputs.busy,
-            drift=self._drift(live),
+            drift=self._drift(live, inputs.now),
             scheduled=last_time_of_day(inputs.now, times, zone),
             scheduled_next=next_time_of_day(inputs.now, times, zone),
         )
@@ -142,7 +142,7 @@ class Controller:
             query=query_of(self.settings, facts.now),
             asked_by="controller",
             why=decision.reason,
-            answers=decision.answers,
+            answers=decision.causes,
         )
 
     def _trained(self, version: str) -> frozenset[str]:
@@ -155,7 +155,7 @@ class Controller:
             self._learnt = {version: workloads, **dict(list(self._learnt.items())[:50])}
         return self._learnt[version]
 
-    def _drift(self, live: Live | None) -> Drift | None:
+    def _drift(self, live: Live | None, now: datetime) -> Drift | None:
         """Advance the drift window of the live version, which lies beside its sums."""
         if live is None:
             return None
@@ -165,7 +165,9 @@ class Controller:
         text = raw.pop(WINDOW, None)
         try:
             window = None if text is None else WINDOWS.from_json(text)
-            window, drift = advance(window, version=live.version, counters=raw, drift_lines=WINDOW_LINES)
+            window, drift = advance(
+                window, version=live.version, counters=raw, drift_lines=WINDOW_LINES, now=now
+            )
         except (ValueError, BadPayload) as exc:
             logger().warning("controller.drift_lost", why=repr(exc))
             with answering():
@@ -188,10 +190,8 @@ class Controller:
     def _record(self, facts: Facts, decision: Decision, memory: Memory) -> None:
         """The newest decision of every model; in the list those that differ from the one before."""
         model, at = facts.model, facts.now.isoformat()
-        values = to_json(decision)
-        entry = json.dumps({"at": at, "model": model, **values, "facts": facts_to_json(facts)})
-        # Figures change with every tick; what is said about them does not.
-        kind = re.sub(r"[\d.,]+", "#", str(values.get("cause") or values.get("why")))
+        entry = json.dumps({"at": at, "model": model, **to_json(decision), "facts": facts_to_json(facts)})
+        kind = decision.kind if isinstance(decision, Wait) else ",".join(decision.causes)
         last, since = memory.recorded
         changed = kind != last or abs(facts.now.timestamp() - since) > SAME_S
         if changed:

@@ -5,7 +5,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from pipeline.records.batch import LearntFrom
 from pipeline.redis.keys import SHARED
+from pipeline.units import plural
+
+_SHOWN: Final = 5  # kinds of sessions that are not judged
 
 
 class TrainingState(StrEnum):
@@ -44,6 +48,8 @@ class Status:
     lines: int = 0  # records read
     patterns: int = 0  # distinct masked lines learnt from
     workloads: Mapping[str, int] = field(default_factory=dict)  # records used of each
+    learnt_from: Mapping[str, LearntFrom] = field(default_factory=dict)  # of each of these workloads
+    unjudged: tuple[str, ...] = ()  # sessions that its version does not judge, and why
     stored: Mapping[str, int] = field(default_factory=dict)  # lines stored of each when it began
     version: str = ""
     published: bool = False
@@ -55,6 +61,13 @@ class Status:
     started_ms: int = 0
     ended_ms: int = 0
     not_before_ms: int = 0
+
+    @property
+    def not_judged(self) -> list[str]:
+        """Of `unjudged` the first few, and the number of the others."""
+        more = len(self.unjudged) - _SHOWN
+        others = [f"and {plural(more, 'more kind')} of sessions"] if more > 0 else []
+        return [*self.unjudged[:_SHOWN], *others]
 
     @property
     def ended(self) -> bool:

@@ -10,14 +10,14 @@ Invariants: one training runs at a time, by the holder of the `training` lease. 
 lease's token, so a trainer that lost the lease can neither report progress nor end a training.
 """
 
-import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, cast
 
+import msgspec
 import redis
 
 from pipeline.controller.arguments import CancelArgs, EndArgs, RequestArgs, ShowArgs, TakeArgs
@@ -25,9 +25,9 @@ from pipeline.controller.facts import backoff_s
 from pipeline.controller.training_status import Status, TrainingState
 from pipeline.errors import BadInput, BadPayload, Cancelled, StaleToken, TrainingsFull
 from pipeline.records.batch import digest
-from pipeline.records.levels import level_of
 from pipeline.records.query import Documents, Query, begin_of
 from pipeline.records.wire import Codec
+from pipeline.records.written_levels import level_of
 from pipeline.redis.arguments import named_arguments
 from pipeline.redis.connection import answering, now_ms, text_map
 from pipeline.redis.keys import SHARED, Keys
@@ -56,7 +56,7 @@ class TrainingRequest:
     query: Query = field(default_factory=Query)  # its workloads are filled in when the training begins
     asked_by: str = "operator"  # "operator", "run" or "controller"
     why: str = ""  # a sentence for people
-    answers: tuple[str, ...] = ()  # the controller's cause keys
+    answers: tuple[str, ...] = ()  # the controller's causes
     attempt: int = 1
     retry_of: str = ""
 
@@ -324,51 +324,31 @@ def next_attempt(request: TrainingRequest, request_id: str) -> TrainingRequest:
     return replace(request, attempt=request.attempt + 1, retry_of=request_id)
 
 
-# Kept in fields of their own, written by the scripts alone.
-_SCRIPT_FIELDS: Final = (
-    "state",
-    "request_id",
-    "created_ms",
-    "started_ms",
-    "ended_ms",
-    "not_before_ms",
-    "retried_as",
-)
 _FROM_REQUEST: Final = ("model", "asked_by", "why", "answers", "attempt", "retry_of")
+_MOMENTS: Final = ("created_ms", "started_ms", "ended_ms", "not_before_ms")
 
 
 def _dump(status: Status) -> str:
-    values = asdict(status)
-    return json.dumps({n: v for n, v in values.items() if n not in (*_SCRIPT_FIELDS, *_FROM_REQUEST)})
-
-
-def _state(word: str) -> TrainingState:
-    try:
-        return TrainingState(word)
-    except ValueError:  # of a newer build
-        return TrainingState.NONE
+    return msgspec.json.encode(status).decode()
 
 
 def _status(request_id: str, entry: Mapping[str, str]) -> Status:
+    """What the trainer wrote last, else what was asked for. Only the scripts write state and
+    moments."""
     if not entry:
         return Status(request_id=request_id)
-    request, shown = TrainingRequest(), {}
+    status = Status()
     with suppress(BadPayload, KeyError):  # of a newer build: what can be read is shown
         request = REQUESTS.from_json(entry["request"])
-    with suppress(ValueError):
-        shown = dict(json.loads(entry.get("status") or "{}"))
-    names = {f.name for f in fields(Status)}
-    values: dict[str, Any] = {
-        n: v for n, v in shown.items() if n in names and n not in (*_SCRIPT_FIELDS, *_FROM_REQUEST)
-    }
-    values |= {n: getattr(request, n) for n in _FROM_REQUEST}
-    values |= {n: int(entry.get(n) or 0) for n in ("created_ms", "started_ms", "ended_ms", "not_before_ms")}
-    return Status(
-        request_id=request_id,
-        state=_state(entry.get("state", "")),
-        retried_as=entry.get("retried_as", ""),
-        **values,
-    )
+        status = Status(**{name: getattr(request, name) for name in _FROM_REQUEST})
+    with suppress(ValueError, KeyError):
+        # The script that cancels writes only a reason.
+        said = msgspec.json.decode(entry["status"])
+        status = msgspec.convert(msgspec.to_builtins(status) | said, Status)
+    word = entry.get("state", "")
+    shown: dict[str, Any] = {name: int(entry.get(name) or 0) for name in _MOMENTS}
+    shown["state"] = TrainingState(word) if word in set(TrainingState) else TrainingState.NONE
+    return replace(status, request_id=request_id, retried_as=entry.get("retried_as", ""), **shown)
 
 
 def store_of(settings: Settings) -> str:

@@ -9,7 +9,6 @@ left out at the end match anything: `prod` watches the whole cluster. Adding mak
 removing changes nothing but what is watched from then on.
 """
 
-import functools
 import json
 import re
 import time
@@ -23,6 +22,7 @@ import redis
 
 from pipeline.errors import BadInput
 from pipeline.records.batch import MAX_NAME
+from pipeline.records.remembered import remembered
 from pipeline.redis.attach import attached
 from pipeline.redis.connection import answering, connect, text_map
 from pipeline.redis.keys import SHARED, Keys
@@ -179,7 +179,7 @@ def unwatched(watched: Watched, workloads: Mapping[str, Mapping[str, int]]) -> l
 
 
 # More than one full list: with one pattern too many for it, a cache that is asked in order answers nothing.
-@functools.lru_cache(maxsize=4 * MAX_PATTERNS)
+@remembered(2 * MAX_PATTERNS, MAX_NAME)
 def _compiled(pattern: str) -> re.Pattern[str]:
     # Parts left out at the end match anything.
     return re.compile("/".join(map(_part, pattern.split("/"))) + "(?:/.*)?", re.DOTALL)

@@ -1,22 +1,18 @@
-"""The single writer of a shard: learns unknown lines, concludes their verdicts, fills the verdict cache.
+"""The single writer of the template tree: learns unknown lines, concludes their verdicts, fills the cache.
 
-The tree lives in this process. Redis (`templates`) holds its content, written with the verdicts by one script
-that refuses a learner whose lease was taken over. A learner that finds a new token or another Redis reads
-everything back first, so its tree is never older than Redis.
+The tree lives in this process. The store keeps its content in a journal (drain/journal.py), and Redis
+(`templates`) holds a copy, written with the verdicts by one script that refuses a learner whose lease was
+taken over. The journal is written first. A learner that finds a new token, another Redis or a copy that does
+not reflect the newest entry of the journal reads both back before it goes on. It adds what either of them
+lacks, so an id keeps its words even if Redis lost its last second, or everything."""
 
-With several shards (`drain_shards`), templates, counts and verdicts are common, and every learner follows the
-changes of the others before each batch. Reason: the cache is empty under every new model, so the shard that
-meets a line first answers it, and the line must get its old id. Only the shard of the workload that created a
-template widens it, so an older text never overwrites a newer one.
-
-Two shards that meet a new shape within one batch of each other create *twins*. From the next batch on, all
-shards give a line that both twins cover to the lower id."""
-
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Set
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final
 
 import redis
 
+from pipeline.drain.journal import Journal, Kept
 from pipeline.drain.templates import (
     DEPTH,
     PER_WORKLOAD,
@@ -32,29 +28,38 @@ from pipeline.logs import logger
 from pipeline.records.verdict import Verdict
 from pipeline.redis.connection import answering, byte_map
 from pipeline.redis.keys import Keys
-from pipeline.redis.shards import ids_of, of_shard, shard_of
 from pipeline.settings import Settings
+from pipeline.store.choose import open_store
 
+AT_ONCE: Final = 1_000  # templates of one script: some 10 ms in which Redis answers nobody else
+_NO_VERDICTS: Final[Mapping[int, Verdict]] = {}
 # (work row, template id) -> verdict
 Judge = Callable[[Mapping[str, Any], int], Verdict]
 
 
 class Learner:
-    """One per drain process, of one shard. Writes only under the newest token of that shard's lease."""
+    """One per drain process. Writes only under the newest token of the lease.
+
+    `at_store` is entered while the store is read or written, so that its slowness counts against no batch.
+    """
 
     def __init__(
-        self, client: "redis.Redis", settings: Settings, verdicts: Verdicts, *, shard: int = 0
+        self,
+        client: "redis.Redis",
+        settings: Settings,
+        verdicts: Verdicts,
+        *,
+        at_store: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self.shard = shard
-        self.lease = of_shard("drain", shard)
         self.client = client
         self.settings = settings
         self.verdicts = verdicts
         self.keys = Keys(settings.redis.key_prefix)
+        self.journal = Journal(open_store(settings.data.store))
+        self._at_store = at_store
         self._templates = self._empty()
-        self._built_under: tuple[int, str] | None = None  # (token, Redis run id) of the tree
-        self._newest = 0
-        self._followed = 0.0  # score of the last change of any shard that the tree has
+        # (token, Redis run id, newest entry of the journal that Redis reflects) of the tree
+        self._built_under: tuple[int, str, int] | None = None
 
     def learn(
         self,
@@ -67,12 +72,13 @@ class Learner:
     ) -> dict[int, Verdict]:
         """Gives every row its template and verdict; returns verdicts by work key.
 
-        Raises LeaseRefused when another learner has taken over; then nothing was written.
+        Raises LeaseRefused when another learner has taken over, and StoreUnavailable; then nothing was
+        written to Redis.
         """
-        self._catch_up(token)
+        run_id = self._catch_up(token)
         # Until the write succeeds the tree may hold templates that Redis lacks: after a failure the next
         # batch reads back.
-        built_under, self._built_under = self._built_under, None
+        self._built_under = None
         verdicts: dict[int, Verdict] = {}
         changed: dict[int, bool] = {}  # template id -> whether it is new
         for row in rows:
@@ -82,74 +88,87 @@ class Learner:
             verdicts[row["key"]] = judge(row, template_id)
             if change is not Change.NONE:
                 changed[template_id] = changed.get(template_id, False) or change is Change.CREATED
-        self._newest = max(self._newest, self._templates.newest_id)
+        # Packed after the last line: a template that was widened ten times is packed once.
+        templates = {i: _kept(self._templates.template(i)) for i in changed}
+        self._record(templates)
+        self._write(templates, {i for i, new in changed.items() if new}, token, version, verdicts)
+        self._built_under = (token, run_id, self.journal.position)
+        return verdicts
+
+    @property
+    def newest_id(self) -> int:
+        """The highest template id."""
+        return self._templates.newest_id
+
+    def _record(self, templates: Mapping[int, Kept]) -> None:
+        """Writes templates to the journal, before any result may name them."""
+        if templates:
+            with self._at_store():
+                self.journal.append(templates)
+
+    def _write(
+        self,
+        templates: Mapping[int, Kept],
+        created: Set[int],
+        token: int,
+        version: str = "",
+        verdicts: Mapping[int, Verdict] = _NO_VERDICTS,
+    ) -> None:
+        """Writes templates and verdicts to Redis. Raises LeaseRefused when another learner has taken over."""
         written = self.verdicts.learn(
             version,
             verdicts,
-            # Packed after the last line: a template that was widened ten times is packed once.
             templates=[
-                (i, pack_template(self._templates.template(i)), workload if created else "")
-                for i, created in changed.items()
+                (i, kept.packed, kept.workload if i in created else "") for i, kept in templates.items()
             ],
             token=str(token),
-            lease=self.lease,
+            journal=self.journal.position,
         )
         if not written:
             raise LeaseRefused(
                 "another learner has taken over the template tree; this batch is tried again there"
             )
-        self._built_under = built_under
-        return verdicts
 
-    @property
-    def newest_id(self) -> int:
-        """The highest template id of this shard."""
-        return self._newest
-
-    def _catch_up(self, token: int) -> None:
+    def _catch_up(self, token: int) -> str:
+        """Makes tree, Redis and journal agree where they may differ. Returns the run id of Redis."""
+        run_id, reflected = self._redis_state()
+        if self._built_under == (token, run_id, reflected):
+            return run_id
+        with self._at_store():
+            kept = self.journal.read()
         with answering():
-            run_id = str(self.client.info("server")["run_id"])
-            if self._built_under == (token, run_id):
-                if self.settings.drain.shards > 1:
-                    self._follow()
-                return
-            # Read first: a change in between is read twice, not missed.
-            last = self.client.zrange(self.keys.template_changes, -1, -1, withscores=True)
-            stored = read_templates(self.client, self.keys)
-        self._followed = float(last[0][1]) if last else 0.0
-        self._templates = self._empty()
-        self._templates.restore(stored)
-        # A Redis that lost its last second may have forgotten ids that stored results hold: never reuse them.
-        self._templates.skip_ids(self._newest)
-        self._newest = self._templates.newest_id
-        self._built_under = (token, run_id)
-        logger(token=token).info("learner.ready", templates=len(stored))
-
-    def _follow(self) -> None:
-        """Adds the changes of other shards since the last batch. Raises redis.RedisError, BadPayload,
-        TooNew."""
-        changes: Any = self.client.zrangebyscore(
-            self.keys.template_changes, f"({self._followed}", "+inf", withscores=True
-        )
-        if not changes:
-            return
-        ids = [template_id for name, _ in changes if not self._templates.is_own(template_id := int(name))]
-        if ids:
-            blobs: Any = self.client.hmget(self.keys.templates, [str(i) for i in ids])
-            self._templates.restore(
-                unpack_template(i, blob) for i, blob in zip(ids, blobs, strict=True) if blob is not None
+            stored = {t.template_id: _kept(t) for t in read_templates(self.client, self.keys)}
+        # A journal that ends before the entry that Redis reflects is an older one, as from a backup.
+        newest = kept | stored if reflected > self.journal.position else stored | kept
+        self._record({i: one for i, one in newest.items() if kept.get(i) != one})
+        lacking = {i: one for i, one in newest.items() if stored.get(i) != one}
+        ids = list(lacking)
+        for at in range(0, len(ids), AT_ONCE):
+            self._write(
+                {i: lacking[i] for i in ids[at : at + AT_ONCE]}, lacking.keys() - stored.keys(), token
             )
-        self._followed = float(changes[-1][1])
+        if reflected != self.journal.position:
+            self._write({}, set(), token)
+        self._templates = self._empty()
+        self._templates.restore(unpack_template(i, one.packed) for i, one in newest.items())
+        logger(token=token).info("learner.ready", templates=len(self._templates), restored=len(lacking))
+        return run_id
+
+    def _redis_state(self) -> tuple[str, int]:
+        """The run id of Redis, and the entry of the journal that its copy reflects; 0 for none."""
+        pipe = self.client.pipeline(transaction=False)
+        pipe.info("server")
+        pipe.get(self.keys.templates_journal)
+        with answering():
+            info, reflected = pipe.execute()
+        return str(info["run_id"]), int(reflected or 0)
 
     def _empty(self) -> Templates:
-        s = self.settings
-        return Templates(
-            similarity=s.drain.similarity,
-            depth=DEPTH,
-            per_workload=PER_WORKLOAD,
-            ids=ids_of(self.shard),
-            is_ours=lambda workload: shard_of(workload, s.drain.shards) == self.shard,
-        )
+        return Templates(similarity=self.settings.drain.similarity, depth=DEPTH, per_workload=PER_WORKLOAD)
+
+
+def _kept(template: Template) -> Kept:
+    return Kept(pack_template(template), template.workload)
 
 
 def read_templates(client: "redis.Redis", keys: Keys) -> list[Template]:

@@ -3,25 +3,26 @@
 Drain (He et al., ICWS 2017; implementation: drain3) groups lines of equal token count by their first tokens
 and by the share of equal tokens. Two additions: severe and ordinary lines live in separate subtrees, because
 a template that covers "succeeded" and "failed" hides the failure. A dict answers exact repeats, because
-drain3 searches one-token lines slowly (logpai/Drain3 issue 37).
+drain3 searches one-token lines slowly (logpai/Drain3 issue 37)."""
 
-With several shards, the tree of each shard holds the templates of all shards. A shard creates and widens its
-own templates only; a template of another shard covers a line as the template stands, or not at all."""
-
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from hashlib import blake2b
 from typing import Final
 
 from drain3.drain import LogCluster
 
 from pipeline.drain.tree import Tree
+from pipeline.records.batch import digest
 from pipeline.records.verdict import UNCLASSIFIED
 from pipeline.records.wire import Codec
-from pipeline.redis.shards import ids_of
 
 DEPTH: Final = 4  # of the tree, as Drain3 ships it
 PER_WORKLOAD: Final = 5_000  # templates one workload may create; further lines are unclassified
+# Ids of templates that no pipeline's tree has made: far beyond 1, 2, 3 ..., and whole numbers in the floats
+# of JSON readers. Two of 100,000 templates share an id with a chance of one in a million.
+FOREIGN_IDS: Final = range(2**52, 2**53)
 _EXACT_LIMIT: Final = 200_000
 _SEVERE: Final = "severe"
 _PLAIN: Final = "plain"
@@ -45,8 +46,13 @@ class Template:
     workload: str  # the workload that created it
 
 
-# Version 3 of WIRE_VERSION concerns payloads alone, and builds of version 2 read these templates.
-_WIRE: Final = Codec(tuple[str, bool, str], version=2, what="a stored template")
+def foreign_id(template: Template) -> int:
+    """The id of a template that no pipeline made, by its text and severity: the same in every training."""
+    number = int(digest("severe" if template.severe else "plain", template.text), 16)
+    return FOREIGN_IDS[number % len(FOREIGN_IDS)]
+
+
+_WIRE: Final = Codec(tuple[str, bool, str], version=1, what="a stored template")
 
 
 def pack_template(template: Template) -> bytes:
@@ -61,67 +67,35 @@ def unpack_template(template_id: int, blob: bytes) -> Template:
 
 
 class Templates:
-    """The tree of one shard. Not thread-safe: a shard has one writer.
+    """The tree. Not thread-safe: it has one writer."""
 
-    `ids`: the ids this shard may give. `is_ours`: whether this shard owns the templates of a workload.
-    """
-
-    def __init__(
-        self,
-        *,
-        similarity: float,
-        depth: int,
-        per_workload: int,
-        ids: range = ids_of(0),
-        is_ours: Callable[[str], bool] = lambda _: True,
-    ) -> None:
+    def __init__(self, *, similarity: float, depth: int, per_workload: int) -> None:
         self.per_workload = per_workload
-        self._ids = ids
-        self._is_ours = is_ours
         self._drain = Tree(
             sim_th=similarity,
             depth=depth + 1,  # the marker takes a level of its own
             max_children=200,
             parametrize_numeric_tokens=True,
         )
-        self._drain.clusters_counter = ids.start - 1
         self._workload: dict[int, str] = {}
         self._created: dict[str, int] = {}
-        self._exact: dict[tuple[bool, str], int] = {}
+        self._exact: dict[tuple[bool, bytes], int] = {}  # by the digest of a line, which may be long
 
     def __len__(self) -> int:
         return len(self._workload)
 
     @property
     def newest_id(self) -> int:
-        """The highest id of this shard; the id before its first one when it has none."""
+        """The highest id; 0 without one."""
         return int(self._drain.clusters_counter)
 
     def restore(self, templates: Iterable[Template]) -> None:
-        """Adds stored templates: all of them to an empty instance, or the changes of other shards."""
+        """Adds stored templates to an empty instance."""
         for template in sorted(templates, key=lambda t: t.template_id):
-            self._take_in(template)
-        # One of them may cover a line that was answered before, as it would after a restart.
-        self._exact.clear()
-
-    def is_own(self, template_id: int) -> bool:
-        """Whether this shard has the template and may change it."""
-        return template_id in self._workload and template_id not in self._drain.fixed
-
-    def _take_in(self, template: Template) -> None:
-        tokens = self._tokens(template.text, severe=template.severe)
-        cluster = self._drain.id_to_cluster.get(template.template_id)
-        if cluster is not None:
-            self._drain.rewrite(cluster, tokens)
-            return
-        cluster = LogCluster(tokens, template.template_id)
-        self._drain.id_to_cluster[template.template_id] = cluster
-        self._drain.add_seq_to_prefix_tree(self._drain.root_node, cluster)
-        if template.template_id in self._ids:
-            self.skip_ids(template.template_id)
-        if not self._is_ours(template.workload):
-            self._drain.fixed.add(template.template_id)
-        self._note(template.template_id, template.workload)
+            self._put_in_tree(self._tokens(template.text, severe=template.severe), template.template_id)
+            if template.template_id not in FOREIGN_IDS:
+                self.skip_ids(template.template_id)
+            self._note(template.template_id, template.workload)
 
     def skip_ids(self, newest: int) -> None:
         """Gives no id up to `newest` again."""
@@ -137,7 +111,8 @@ class Templates:
 
         UNCLASSIFIED when the workload has used up its templates.
         """
-        template_id = self._exact.get((severe, masked))
+        exact = severe, blake2b(masked.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        template_id = self._exact.get(exact)
         if template_id is not None:
             return template_id, Change.NONE
         tokens = self._tokens(masked, severe=severe)
@@ -149,11 +124,9 @@ class Templates:
         if cluster is None:
             cluster, change = self._create(tokens), Change.CREATED
             self._note(cluster.cluster_id, workload)
-            if not self._is_ours(workload):  # created here all the same; from now on its own shard changes it
-                self._drain.fixed.add(cluster.cluster_id)
         else:
             change = self._widen(cluster, tokens)
-        self._exact[(severe, masked)] = cluster.cluster_id
+        self._exact[exact] = cluster.cluster_id
         return int(cluster.cluster_id), change
 
     def match(self, masked: str, *, severe: bool) -> int | None:
@@ -167,8 +140,11 @@ class Templates:
 
     def _create(self, tokens: tuple[str, ...]) -> LogCluster:
         self._drain.clusters_counter += 1
-        cluster = LogCluster(tokens, self._drain.clusters_counter)
-        self._drain.id_to_cluster[cluster.cluster_id] = cluster
+        return self._put_in_tree(tokens, self._drain.clusters_counter)
+
+    def _put_in_tree(self, tokens: tuple[str, ...], template_id: int) -> LogCluster:
+        cluster = LogCluster(tokens, template_id)
+        self._drain.id_to_cluster[template_id] = cluster
         self._drain.add_seq_to_prefix_tree(self._drain.root_node, cluster)
         return cluster
 
@@ -176,7 +152,7 @@ class Templates:
         wider = tuple(self._drain.create_template(tokens, cluster.log_template_tokens))
         if wider == tuple(cluster.log_template_tokens):
             return Change.NONE
-        self._drain.rewrite(cluster, wider)
+        cluster.log_template_tokens = wider
         return Change.CHANGED
 
     def template(self, template_id: int) -> Template:

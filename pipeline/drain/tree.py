@@ -25,8 +25,6 @@ class Tree(Drain):  # type: ignore[misc] # drain3 publishes no types
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, param_str=WILDCARD)
-        self.fixed: set[int] = set()  # clusters of other shards, which this tree must not widen
-        self._rewritten = 0
 
     def add_seq_to_prefix_tree(self, root_node: Node, cluster: LogCluster) -> None:
         """Adds a cluster to the leaf of its first words, as drain3 does, without walking the leaf."""
@@ -46,43 +44,27 @@ class Tree(Drain):  # type: ignore[misc] # drain3 publishes no types
                 token = WILDCARD
         return children.setdefault(token, Node())
 
-    def rewrite(self, cluster: LogCluster, tokens: tuple[str, ...]) -> None:
-        """Gives a cluster another text. Raises ValueError for another number of words: no line would find
-        it."""
-        if len(tokens) != len(cluster.log_template_tokens):
-            raise ValueError(
-                f"template {cluster.cluster_id} has {len(tokens) - 1} words; it had another number"
-            )
-        if any(
-            new not in (old, WILDCARD) for old, new in zip(cluster.log_template_tokens, tokens, strict=True)
-        ):
-            self._rewritten += 1
-        cluster.log_template_tokens = tokens
-
     def fast_match(
         self, cluster_ids: Sequence[int], tokens: Sequence[str], sim_th: float, include_params: bool
     ) -> LogCluster | None:
         words = len(tokens) - 1  # the marker of both lines is equal
         allowed = words - math.ceil(sim_th * words)
         if isinstance(cluster_ids, _Leaf) and not include_params:
-            cluster_ids = cluster_ids.sharing(tokens, words - allowed, self.id_to_cluster, self._rewritten)
+            cluster_ids = cluster_ids.sharing(tokens, words - allowed, self.id_to_cluster)
         best: LogCluster | None = None
         fewest, most_wild, lowest = allowed + 1, -1, 0
         for cluster_id in cluster_ids:
             cluster = self.id_to_cluster[cluster_id]
             misses = wild = 0
-            # A fixed cluster covers the line as it stands, or not at all.
-            step = words + 1 if cluster_id in self.fixed else 1
             for token, other in zip(cluster.log_template_tokens, tokens, strict=True):
                 if token == WILDCARD:
                     wild += 1
                     misses += not include_params
                 elif token != other:
-                    misses += step
+                    misses += 1
                 if misses > allowed:
                     break
-            # As drain3: the most similar; on a tie the one with more wildcards. Then the lowest id, because
-            # trees of different shards hold twins in different orders.
+            # As drain3: the most similar; on a tie the one with more wildcards. Then the lowest id.
             if misses <= allowed and (misses, -wild, cluster_id) < (fewest, -most_wild, lowest):
                 best, fewest, most_wild, lowest = cluster, misses, wild, cluster_id
         return best
@@ -94,24 +76,17 @@ class _Leaf(list[int]):
     The index selects the clusters that may share enough words with a line: never one too few, seldom one too
     many. A wildcard that a cluster gains after it was indexed makes at most one too many."""
 
-    __slots__ = ("_columns", "_noted", "_rewritten")
+    __slots__ = ("_columns", "_noted")
 
     def __init__(self) -> None:
         super().__init__()
         self._columns: NDArray[np.int32] = np.empty((0, 0), np.int32)  # (words, room)
-        self._noted = self._rewritten = 0
+        self._noted = 0
 
-    def sharing(
-        self, tokens: Sequence[str], minimum: int, clusters: dict[int, LogCluster], rewritten: int
-    ) -> Sequence[int]:
-        """The clusters that may share at least `minimum` words with this line.
-
-        `rewritten`: how many clusters of the tree got other words since the start; a change rebuilds the
-        index."""
+    def sharing(self, tokens: Sequence[str], minimum: int, clusters: dict[int, LogCluster]) -> Sequence[int]:
+        """The clusters that may share at least `minimum` words with this line."""
         if len(self) <= _FEW:
             return self
-        if rewritten != self._rewritten:
-            self._noted, self._rewritten = 0, rewritten
         self._note(len(tokens) - 1, clusters)
         line = _hashes(tokens)[:, np.newaxis]
         shared = np.zeros(len(self), np.uint32)

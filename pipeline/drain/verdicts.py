@@ -16,6 +16,7 @@ from pipeline.records.verdict import Verdict
 from pipeline.redis.arguments import named_arguments_with_bytes
 from pipeline.redis.connection import answering
 from pipeline.redis.keys import Keys
+from pipeline.redis.leases import DRAIN
 from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 
@@ -36,7 +37,7 @@ class LearnArgs(msgspec.Struct, frozen=True, kw_only=True):
     limit: int
     ttl_s: int
     tell: bool  # the templates index follows
-    follow: bool  # learners of other shards follow
+    journal: str  # the entry of the journal that Redis reflects after this write; "": unchanged
     templates: list[dict[str, str | bytes]]  # id, packed, workload that counts it or ""
     verdicts: list[bytes]  # keys and verdicts in turn
 
@@ -50,7 +51,6 @@ class Verdicts:
         self.scripts = Scripts(client)
         self.limit = CACHE_ENTRIES
         self.tell = "opensearch" in settings.data.sinks  # the templates index follows (tasks/tick.py)
-        self.shards = settings.drain.shards  # learners of several shards follow each other
         self._local: OrderedDict[str, OrderedDict[int, Verdict]] = OrderedDict()
 
     def lookup(self, version: str, keys: Sequence[int]) -> dict[int, Verdict]:
@@ -73,25 +73,27 @@ class Verdicts:
         *,
         templates: Sequence[tuple[int, bytes, str]] = (),
         token: str = "",
-        lease: str = "drain",
+        journal: int | None = None,
     ) -> bool:
         """Writes verdicts and templates `(id, packed, workload that counts it or "")` in one fenced step.
 
-        False when `token` is no longer the token of the holder of `lease`; then nothing was written.
+        `journal`: the entry of the journal (drain/journal.py) that Redis reflects afterwards.
+
+        False when `token` is no longer that of the holder of the lease; then nothing was written.
         """
         args = LearnArgs(
             token=token,
             limit=self.limit,
             ttl_s=CACHE_TTL_S,
             tell=self.tell,
-            follow=self.shards > 1,
+            journal="" if journal is None else str(journal),
             templates=[{"id": str(i), "packed": packed, "workload": name} for i, packed, name in templates],
             verdicts=[x for key, verdict in verdicts.items() for x in (_field(key), verdict.pack())],
         )
         k = self.keys
         generations = [k.verdicts(version, "young"), k.verdicts(version, "old")]
-        keys = [k.lease(lease), k.templates, k.template_counts, *generations]
-        keys += [k.templates_untold, k.template_changes]
+        keys = [k.lease(DRAIN), k.templates, k.template_counts, *generations]
+        keys += [k.templates_untold, k.templates_journal]
         if not self.scripts.run("drain/learn", keys, [named_arguments_with_bytes(args)]):
             return False
         if version in self._local:

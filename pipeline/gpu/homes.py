@@ -212,7 +212,7 @@ def _obstacle(view: Pending, node: ServeNode, model: ServedModel) -> str:
     if node.why or not node.lease_id:
         return f"{node.name} {node.why or 'has no lease'}"
     if model.format not in node.formats:
-        return f"{node.name} cannot load the format {model.format}; install logweir[serve] there"
+        return f"{node.name} cannot load the format {model.format}; install the extra serve there"
     fault = next((fault for fault in node.faults if fault.model == model.field), None)
     if fault is not None and fault.until_ms > view.now_ms:
         wait_s = -((view.now_ms - fault.until_ms) // 1000)

@@ -14,6 +14,7 @@ from pipeline.gpu.node.engine import ContainerEngine, container_name, container_
 from pipeline.logs import logger
 from pipeline.redis.connection import answering
 from pipeline.settings import Settings
+from pipeline.upkeep import FaultSeries, start_thread
 
 EVERY_S: Final = 10.0
 
@@ -53,18 +54,15 @@ class JobContainers:
 
     def start(self) -> None:
         """Sweep now, and every EVERY_S while there are containers or may come some."""
-        threading.Thread(target=self._run, name="gpu-containers", daemon=True).start()
+        start_thread("gpu-containers", self._run)
 
     def _run(self) -> None:
+        faults = FaultSeries("gpu.containers_failed", RedisUnavailable)
         while True:
             self.wake.clear()
             busy, left = self.busy(), None  # in this order: one that ends now may leave a container
-            try:
+            with faults.outlived():
                 left = self.sweep()
-            except RedisUnavailable:
-                pass  # it is asked again
-            except Exception:  # noqa: BLE001 - the edge of a loop that must not end
-                logger().exception("gpu.containers_failed")
             if left == 0 and not busy:
                 self.wake.wait()
             else:

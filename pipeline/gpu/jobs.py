@@ -30,7 +30,6 @@ KEPT_S: Final = 7 * 86_400
 MOST_LIVE: Final = 10_000  # jobs that have not ended: some ten MiB of Redis
 TRIES: Final = 8  # a record rarely changes twice between a read and a write
 READY: Final = b"ready"
-FIT: Final = "fit"  # a program of ours, by the name that nodes know: one rank of a training
 
 
 class JobState(StrEnum):
@@ -76,7 +75,6 @@ class PoolJob:
     grace_s: float = 10.0
     allocator: bool = True  # torch's variable for its limit is set
     image: str = ""
-    program: str = ""  # one of ours instead of the command (commands/gpu/job_runner.py)
     gang: bool = False
     ranks: tuple[Rank, ...] = ()
     master: str = ""

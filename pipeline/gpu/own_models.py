@@ -20,6 +20,7 @@ from pipeline.gpu.served import ServedModels, ServeNode, ServeRoom
 from pipeline.gpu.values import TENANT, PoolLease
 from pipeline.redis.connection import now_ms
 from pipeline.settings import Settings
+from pipeline.upkeep import FaultSeries, start_thread
 
 # Names of users' models have no space, so nobody else's is one of these.
 SCORING: Final = "scoring "  # The version follows.
@@ -127,8 +128,7 @@ class ScoringReports:
     def start(self) -> None:
         """Report from now on. A second call does nothing."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="gpu-scoring-report", daemon=True)
-            self._thread.start()
+            self._thread = start_thread("gpu-scoring-report", self._run)
 
     def close(self) -> None:
         """Report no more, and be forgotten."""
@@ -165,8 +165,9 @@ class ScoringReports:
         )
 
     def _run(self) -> None:
+        faults = FaultSeries("gpu.scoring_not_reported", RedisUnavailable, redis.RedisError)
         while True:
-            with suppress(RedisUnavailable, redis.RedisError):
+            with faults.outlived():
                 self.report()
             if self._stop.wait(REPORT_S):
                 return

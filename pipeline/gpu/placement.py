@@ -35,6 +35,7 @@ from pipeline.redis.arguments import named_arguments
 from pipeline.redis.keys import Keys
 from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
+from pipeline.upkeep import start_thread
 
 LOAD_S: Final = 300.0  # tens of GiB from a slow disk
 LEAVE_S: Final = 0.05  # between two looks whether the last request of a model has ended
@@ -329,7 +330,7 @@ class Placement:
                 with self._lock:
                     self._stuck[uuid] -= model.memory_mib
 
-        threading.Thread(target=work, name=f"load-{model.name}", daemon=True).start()
+        start_thread(f"load-{model.name}", work)
         try:
             ended.wait(self.load_timeout_s)
         finally:

@@ -60,6 +60,7 @@ class NewBatchArgs(msgspec.Struct, frozen=True, kw_only=True):
     meta: str
     skip: bool  # only count its lines
     dead: str  # why it cannot be read: a dead letter from the start; "" for all others
+    first_line: int  # of a dead letter, in its source
 
 
 class MoveCursorArgs(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +130,8 @@ class DeadLetterArgs(msgspec.Struct, frozen=True, kw_only=True):
     batch_id: str
     seq: str
     reason: str
+    first_line: int
+    shares: list[int]  # lines of each workload
 
 
 class WorkloadCounts(msgspec.Struct, frozen=True, kw_only=True):

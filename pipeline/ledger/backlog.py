@@ -1,10 +1,11 @@
 """The backlog: unfinished batches, batches that wait for a model, and counters."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.ledger.store import LedgerStore, counters, text
 from pipeline.records.delivery import UNFINISHED, Stage
+from pipeline.records.left_out import LEFT_OUT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +18,11 @@ class BatchEnding:
     rescore: bool
     discarded: bool
     warming: bool
+
+
+def has_results(totals: Mapping[str, Mapping[str, int]]) -> bool:
+    """Whether these counters of workloads tell of stored results; lines of a baseline are none."""
+    return any(one.get(name) for one in totals.values() for name in ("anomalous", "normal", "warming"))
 
 
 class Backlog:
@@ -40,7 +46,7 @@ class Backlog:
             # The script compares again: an operator or a new model may have put the batch back to work
             # meanwhile.
             elif not self.store.scripts.run(
-                "ledger/tidy", [self.keys.batch(batch_id), self.keys.due], [batch_id]
+                "ledger/tidy", [self.keys.batch(batch_id), self.keys.due, self.keys.in_flight], [batch_id]
             ):
                 others.append(batch_id)
         self.postpone(others)
@@ -98,7 +104,9 @@ class Backlog:
             batch_id
             for batch_id in ready[:limit]
             if self.store.scripts.run(
-                "ledger/rescore", [k.batch(batch_id), k.due, k.counts, k.warming], [batch_id, overdue_ms]
+                "ledger/rescore",
+                [k.batch(batch_id), k.due, k.counts, k.warming, k.in_flight],
+                [batch_id, overdue_ms],
             )
         ]
 
@@ -135,7 +143,8 @@ class Backlog:
         return int(head or 0), int(waiting), int(size or 0)
 
     def watching(self) -> dict[str, float]:
-        """The state of the watcher: open sessions and incidents, waiting and dropped observations.
+        """The state of the watcher: open sessions and incidents, waiting and dropped observations, and what
+        its rates and numbers left out (records/left_out.py).
 
         `age_s`: seconds since the last round while there was anything to read.
         """
@@ -151,6 +160,7 @@ class Backlog:
             "incidents": totals.get("incidents", 0),
             "observations": observations,
             "dropped": totals.get("dropped", 0),
+            **{kind: totals.get(kind, 0) for kind in (*LEFT_OUT, "workloads")},
             "age_s": max(0, now - totals.get("round_ms", now)) / 1000,
         }
 

@@ -1,6 +1,6 @@
 """Dead letters: batches that could not be processed, kept with their reason until an operator acts."""
 
-from collections.abc import Callable
+import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -9,17 +9,17 @@ from pipeline.ledger.store import LedgerStore, text
 from pipeline.records.delivery import KEEP_DONE_S, DeadLetter, Meta
 from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
 from pipeline.redis.connection import text_map
+from pipeline.units import listed
 
 if TYPE_CHECKING:
     import polars as pl
 
 
 class DeadLetters:
-    """Lists, retries and discards dead letters. `payload` reads the records of a batch."""
+    """Lists, retries and discards dead letters."""
 
-    def __init__(self, store: LedgerStore, payload: Callable[[str], "pl.DataFrame | Pushed"]) -> None:
+    def __init__(self, store: LedgerStore) -> None:
         self.store = store
-        self.payload = payload
         self.client, self.keys = store.client, store.keys
 
     def newest(self, limit: int = 1_000) -> list[DeadLetter]:
@@ -34,23 +34,14 @@ class DeadLetters:
         if entry.get("state") != "dead":
             return None
         try:
-            records = self.payload(batch_id)
-            if isinstance(records, PushedLines | PushedRecords):
-                places = records.places if isinstance(records, PushedRecords) else None
-                first_line = min(places or (1,))
-            else:
-                first_line = int(records["line"].min() or 0)  # type: ignore[arg-type]
-        except (BadPayload, TooNew):
-            first_line = 0
-        try:
             source = Meta.load(entry.get("meta", "")).source
         except (BadPayload, TooNew):
             source = "?"
         return DeadLetter(
             batch_id=batch_id,
-            workload=entry["workload"],
+            workload=listed(sorted(json.loads(entry["shares"]))) if "shares" in entry else entry["workload"],
             source=source,
-            first_line=first_line,
+            first_line=int(entry.get("first_line") or 0),
             lines=int(entry["lines"]),
             died_in=entry.get("died_in", ""),
             reason=entry.get("error", ""),
@@ -60,15 +51,24 @@ class DeadLetters:
     def retry(self, batch_id: str) -> bool:
         """Puts a dead letter back to work; False when there is none of this id."""
         k = self.keys
-        keys = [k.batch(batch_id), k.due, k.counts, k.totals(self._workload(batch_id)), k.dead]
-        args = [batch_id, self.store.settings.internal.overdue_ms]
+        shares = self.store.shares(batch_id)
+        keys = [k.batch(batch_id), k.due, k.counts, k.dead, k.in_flight, *map(k.totals, shares)]
+        args = [batch_id, self.store.settings.internal.overdue_ms, *shares.values()]
         return bool(self.store.scripts.run("ledger/retry", keys, args))
 
     def discard(self, batch_id: str) -> bool:
         """Deletes a dead letter; its lines count as discarded. False when there is none of this id."""
         k = self.keys
-        keys = [k.batch(batch_id), k.payload(batch_id), k.totals(self._workload(batch_id)), k.dead, k.counts]
-        return bool(self.store.scripts.run("ledger/discard", keys, [batch_id, KEEP_DONE_S]))
+        shares = self.store.shares(batch_id)
+        keys = [k.batch(batch_id), k.payload(batch_id), k.counts, k.dead, *map(k.totals, shares)]
+        args = [batch_id, KEEP_DONE_S, *shares.values()]
+        return bool(self.store.scripts.run("ledger/discard", keys, args))
 
-    def _workload(self, batch_id: str) -> str:
-        return text(self.store.ask(self.client.hget, self.keys.batch(batch_id), "workload") or b"")
+
+def first_line(records: "pl.DataFrame | Pushed") -> int:
+    """The number of the first line of these records in their source; 0 if there is none."""
+    if isinstance(records, PushedRecords):
+        return min(records.places or (1,))
+    if isinstance(records, PushedLines):
+        return 1
+    return int(records["line"].min() or 0)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from pipeline.ledger.arguments import (
     NewRequestArgs,
     ShareArgs,
 )
+from pipeline.ledger.dead_letters import first_line
 from pipeline.ledger.store import LedgerStore, text
 from pipeline.records.batch import SEVERAL, Batch
 from pipeline.records.delivery import (
@@ -41,7 +42,7 @@ RETRY_AFTER_S: Final = {"bytes": 0.5, "batches": 0.5, "memory": 0.5, "closed": 2
 # A refused try carries its payload to Redis in vain, so the pause doubles up to this factor.
 MAX_BACKOFF: Final = 4
 # Shippers repeat a request within minutes. The number bounds Redis, which has two slots: 7 MiB a slot of
-# records, 17 of declared requests (Valkey 9), more in Redis 6.2.
+# records, 17 of declared requests (Valkey 9).
 IDENTITY_SLOT_MS: Final = 600_000
 MAX_IDENTITIES: Final = 200_000
 
@@ -97,7 +98,7 @@ class Intake:
             records=packed.records,
             workload=batch.workload,
             shares=_shares(batch, packed),
-            meta=Meta.of(batch).dump(wire=packed.wire),
+            meta=Meta.of(batch).dump(),
             **self._limits(backfill=backfill),
             skip_keep_s=KEEP_DONE_S if skip else None,
             cursor_key=cursor_key,
@@ -107,7 +108,7 @@ class Intake:
         batch_keys = [k.batch(bid), k.payload(bid), k.due, k.counts, k.workloads, k.totals(batch.workload)]
         answer = self.store.scripts.run_acknowledged(
             "ledger/accept",
-            [*batch_keys, k.cursors, k.closed, k.dead],
+            [*batch_keys, k.cursors, k.closed, k.dead, k.in_flight],
             [named_arguments(args), packed.blob],
             # A source with a cursor sends again what a new master lacks.
             replicas=0 if cursor_key else self.store.settings.redis.replicas_ack,
@@ -157,9 +158,10 @@ class Intake:
                     records=one.records,
                     workload=batch.workload,
                     shares=parts,
-                    meta=Meta.of(batch).dump(wire=one.wire),
+                    meta=Meta.of(batch).dump(),
                     skip=batch.batch_id in skip,
                     dead=(dead or {}).get(batch.batch_id, ""),
+                    first_line=first_line(batch.records) if batch.batch_id in (dead or {}) else 0,
                 )
                 for batch, one, parts in zip(batches, packed, shares, strict=True)
             ],
@@ -173,7 +175,7 @@ class Intake:
             after=step.after if step else "",
         )
         keys = [k.due, k.counts, k.workloads, k.closed, k.dead, k.intake("young"), k.intake("old")]
-        keys += [k.intake_records("young"), k.intake_records("old"), k.cursors]
+        keys += [k.intake_records("young"), k.intake_records("old"), k.cursors, k.in_flight]
         for batch, parts in zip(batches, shares, strict=True):
             keys += [k.batch(batch.batch_id), k.payload(batch.batch_id)]
             keys += [k.totals(part.workload) for part in parts]
@@ -268,7 +270,8 @@ class Intake:
         if for_s is not None:
             self.store.ask(self.client.set, self.keys.closed, closed, nx=True, px=round(for_s * 1000))
         elif not self.store.ask(self.client.set, self.keys.closed, closed, nx=True) and (
-            int(self.store.ask(self.client.pttl, self.keys.closed)) >= 0
+            # -1: it lasts until `resume`. Any other pause ends, or has just ended.
+            int(self.store.ask(self.client.pttl, self.keys.closed)) != -1
         ):
             self.store.ask(self.client.set, self.keys.closed, closed)
 

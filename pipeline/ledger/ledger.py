@@ -32,17 +32,18 @@ from pipeline.ledger.arguments import (
     WorkloadCounts,
 )
 from pipeline.ledger.backlog import Backlog
-from pipeline.ledger.dead_letters import DeadLetters
+from pipeline.ledger.dead_letters import DeadLetters, first_line
 from pipeline.ledger.intake import Intake
 from pipeline.ledger.renewal import ClaimRenewal
 from pipeline.ledger.store import LedgerStore, text
 from pipeline.logs import logger
-from pipeline.records.batch import FRAME_WIRE, digest
+from pipeline.records.batch import WIRE_VERSION, digest
 from pipeline.records.delivery import KEEP_DONE_S, Claim, Meta, Stage, WorkloadEnd, half_ids, not_newer
-from pipeline.records.payload import MARK_BYTES, pack_pushed, unpack
+from pipeline.records.payload import pack_pushed, unpack
 from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
 from pipeline.redis.arguments import named_arguments
 from pipeline.settings import Settings
+from pipeline.units import listed
 
 if TYPE_CHECKING:
     import polars as pl
@@ -83,7 +84,7 @@ class Ledger:
         self.keys, self.scripts = self.store.keys, self.store.scripts
         self.intake = Intake(self.store)
         self.backlog = Backlog(self.store)
-        self.dead_letters = DeadLetters(self.store, self.payload)
+        self.dead_letters = DeadLetters(self.store)
 
     def claim(self, batch_id: str, stage: Stage, owner: str, *, first: bool = False) -> Claim | ClaimRefused:
         """Claims a batch for a stage, or says why not. `first`: only for its first attempt."""
@@ -96,7 +97,9 @@ class Ledger:
             max_attempts=s.max_attempts,
             first=first,
         )
-        answer = self.scripts.run("ledger/claim", [k.batch(batch_id), k.due], [named_arguments(args)])
+        answer = self.scripts.run(
+            "ledger/claim", [k.batch(batch_id), k.due, k.in_flight], [named_arguments(args)]
+        )
         word = text(answer[0])
         if word not in ("claimed", "exhausted"):
             return ClaimRefused(word)
@@ -113,7 +116,7 @@ class Ledger:
             return ClaimRefused.NEWER
         except BadPayload as exc:
             # No worker can ever process it, so it must not come back for ever.
-            self._entry_to_dead_letters(batch_id, seq, entry["workload"], str(exc))
+            self._entry_to_dead_letters(batch_id, seq, str(exc))
             return ClaimRefused.UNREADABLE
         return Claim(
             batch_id=batch_id,
@@ -180,7 +183,7 @@ class Ledger:
             seq=claim.seq,
             stage=to,
             overdue_ms=self.settings.internal.overdue_ms,
-            work_wire=FRAME_WIRE,
+            work_wire=WIRE_VERSION,
         )
         keys = [k.batch(bid), k.due, k.counts, k.work(bid)]
         _must_hold(self.scripts.run("ledger/advance", keys, [named_arguments(args), _packed(work)]), claim)
@@ -229,7 +232,12 @@ class Ledger:
             max_observed_bytes=MAX_OBSERVED_BYTES,
         )
         keys = [k.batch(bid), k.due, k.counts, k.payload(bid), k.work(bid), k.warming]
-        keys += [k.watching("observations"), k.watching(), *(k.totals(end.workload) for end in ends)]
+        keys += [
+            k.watching("observations"),
+            k.watching(),
+            k.in_flight,
+            *(k.totals(end.workload) for end in ends),
+        ]
         keys += [k.drift(version) for version in drift]
         observations = [end.observation for end in ends if end.observation]
         _must_hold(self.scripts.run("ledger/commit", keys, [named_arguments(args), *observations]), claim)
@@ -245,9 +253,8 @@ class Ledger:
         # A record leaves its batch once, so its place makes an id that no other part has.
         ids = {f"{bid}.{(records.places or [1])[0]}": workload for workload, records in parts.items()}
         # Without the claim it may be another payload or none, and the script changes nothing.
-        source = self.store.ask(self.client.getrange, k.payload(bid), 0, MARK_BYTES - 1)
-        payloads = [pack_pushed(records, source=source) for records in parts.values()]
-        stays = b"" if remaining is None else pack_pushed(remaining, source=source)
+        payloads = [pack_pushed(records) for records in parts.values()]
+        stays = b"" if remaining is None else pack_pushed(remaining)
         args = SeparateArgs(
             batch_id=bid,
             seq=claim.seq,
@@ -266,7 +273,7 @@ class Ledger:
                 for part_id, (workload, records) in zip(ids, parts.items(), strict=True)
             ],
         )
-        keys = [k.batch(bid), k.due, k.counts, k.payload(bid)]
+        keys = [k.batch(bid), k.due, k.counts, k.payload(bid), k.in_flight]
         keys += [key for part_id in ids for key in (k.batch(part_id), k.payload(part_id))]
         _must_hold(
             self.scripts.run("ledger/separate", keys, [named_arguments(args), stays, *payloads]), claim
@@ -309,7 +316,8 @@ class Ledger:
                 claim = replace(claim, meta=replace(claim.meta, formats=formats))
         except BadPayload as exc:
             reason = reason if str(exc) in reason else f"{reason}; {exc}"
-        if frame is None or frame.height < 2 or len(apart) == frame.height:
+        # The halves of a batch have one workload. Who can tell its workloads apart separates them first.
+        if frame is None or frame.height < 2 or len(apart) == frame.height or claim.several:
             self.dead_letter(claim, reason)
             return []
         if apart:
@@ -323,15 +331,28 @@ class Ledger:
 
     def dead_letter(self, claim: Claim, reason: str) -> None:
         """Makes the batch a dead letter. Raises ClaimLost."""
-        _must_hold(self._entry_to_dead_letters(claim.batch_id, claim.seq, claim.workload, reason), claim)
+        _must_hold(self._entry_to_dead_letters(claim.batch_id, claim.seq, reason), claim)
 
-    def _entry_to_dead_letters(self, batch_id: str, seq: str, workload: str, reason: str) -> int:
-        k = self.keys
-        keys = [k.batch(batch_id), k.due, k.counts, k.totals(workload), k.work(batch_id), k.dead]
-        args = DeadLetterArgs(batch_id=batch_id, seq=seq, reason=reason[:MAX_REASON])
+    def _entry_to_dead_letters(self, batch_id: str, seq: str, reason: str) -> int:
+        k, shares = self.keys, self.store.shares(batch_id)
+        keys = [k.batch(batch_id), k.due, k.counts, k.work(batch_id), k.dead, k.in_flight]
+        keys += map(k.totals, shares)
+        try:
+            line = first_line(self.payload(batch_id))
+        except (BadPayload, TooNew):
+            line = 0
+        args = DeadLetterArgs(
+            batch_id=batch_id,
+            seq=seq,
+            reason=reason[:MAX_REASON],
+            first_line=line,
+            shares=list(shares.values()),
+        )
         answer = int(self.scripts.run("ledger/dead_letter", keys, [named_arguments(args)]))
         if answer:
-            logger(batch=batch_id, workload=workload).error("batch.dead", reason=reason[:MAX_REASON])
+            logger(batch=batch_id, workload=listed(sorted(shares))).error(
+                "batch.dead", reason=reason[:MAX_REASON]
+            )
         return answer
 
     def _bisect(self, claim: Claim, halves: "tuple[pl.DataFrame, pl.DataFrame]") -> list[str]:
@@ -354,7 +375,7 @@ class Ledger:
                 for half_id, half in zip(ids, halves, strict=True)
             ],
         )
-        keys = [k.batch(bid), k.due, k.counts, k.payload(bid), k.work(bid)]
+        keys = [k.batch(bid), k.due, k.counts, k.payload(bid), k.work(bid), k.in_flight]
         keys += [key for half_id in ids for key in (k.batch(half_id), k.payload(half_id))]
         payloads = [_packed(half) for half in halves]
         _must_hold(self.scripts.run("ledger/bisect", keys, [named_arguments(args), *payloads]), claim)
@@ -387,11 +408,9 @@ class Ledger:
         records = unpack(blob, max_bytes=self._max_frame_bytes())
         if isinstance(records, PushedLines | PushedRecords):
             return records
-        from pipeline.records.schema import RAW_SCHEMA, with_missing_columns
+        from pipeline.records.schema import RAW_SCHEMA
 
         missing = [name for name in RAW_SCHEMA if name not in records.columns]
-        if missing == ["source"]:  # of a build that packed no files
-            return with_missing_columns(records)
         if missing:
             raise BadPayload(f"the records of batch {batch_id} have no column {missing[0]!r}")
         return records

@@ -6,9 +6,13 @@ harm, because every move of a batch compares its claim again."""
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from pipeline.errors import RedisUnavailable
 from pipeline.records.delivery import Claim
+from pipeline.upkeep import FaultSeries, start_thread
+
+_SOONER: Final = 0.25  # of the pause between renewals
 
 
 class ClaimRenewal:
@@ -61,8 +65,7 @@ class ClaimRenewal:
             return list(self._claims.values())
 
     def start(self) -> None:
-        self._thread = threading.Thread(target=self._beat, name="claims", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("claims", self._beat)
 
     def stop(self) -> None:
         """Ends renewal; no renewal is under way afterwards."""
@@ -71,17 +74,22 @@ class ClaimRenewal:
             self._thread.join()
 
     def _beat(self) -> None:
+        faults = FaultSeries("claims.not_renewed", RedisUnavailable)
         while self._left_s > 0:
-            wait_s = min(self._pause_s, self._left_s)
+            # Redis may be back just before the claims expire, so failures are tried again sooner.
+            wait_s = min(self._pause_s * (_SOONER if faults.failing else 1), self._left_s)
             if self._stop.wait(wait_s):
                 return
             self._left_s -= wait_s
             claims = [claim for claim in self.claims() if claim.batch_id not in self._lost]
-            try:
-                answers = self._renew(claims) if claims else ()
-            except RedisUnavailable:
-                self._left_s += wait_s  # Redis may be back before the claims expire
-                continue
-            self._lost |= {claim.batch_id for claim, still in zip(claims, answers, strict=True) if not still}
+            with faults.outlived():
+                try:
+                    answers = self._renew(claims) if claims else ()
+                except RedisUnavailable:
+                    self._left_s += wait_s
+                    raise
+                self._lost |= {
+                    claim.batch_id for claim, still in zip(claims, answers, strict=True) if not still
+                }
         if not self._stop.is_set() and (claims := self.claims()):
             self._on_timeout(claims)

@@ -1,5 +1,6 @@
 """The shared base of the ledger's four parts: one Redis connection, key names, scripts, the clock."""
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,6 +30,14 @@ class LedgerStore:
         """Redis time in milliseconds, the only clock of the ledger."""
         seconds, micros = self.ask(self.client.time)
         return int(seconds) * 1000 + int(micros) // 1000
+
+    def shares(self, batch_id: str) -> dict[str, int]:
+        """The lines of each workload of a batch; {} for an unknown one."""
+        key = self.keys.batch(batch_id)
+        workload, lines, shares = self.ask(self.client.hmget, key, ["workload", "lines", "shares"])
+        if shares is not None:
+            return dict(json.loads(shares))
+        return {} if workload is None else {text(workload): int(lines or 0)}
 
     def field_of_each(self, batch_ids: list[str], field: str) -> list[bytes | None]:
         """One field of the entries of several batches, in one round trip."""

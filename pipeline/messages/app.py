@@ -13,12 +13,12 @@ from kombu import Exchange, Queue
 
 from pipeline.errors import BadSetting
 from pipeline.messages.routing import (
+    ALL_QUEUES,
     QUEUE_PERIODIC,
     TASK_COMPACT,
     TASK_SWEEP,
     TASK_TICK,
     TASK_WATCH,
-    all_queues,
 )
 from pipeline.redis.sentinels import sentinel_options
 from pipeline.redis.tls import tls_arguments
@@ -102,9 +102,7 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "task_reject_on_worker_lost": False,  # the ledger does; requeueing here would loop on poison
         "worker_prefetch_multiplier": settings.internal.prefetch,
         # The default exchange only: restoring a message then needs no binding keys.
-        "task_queues": [
-            Queue(name, exchange, routing_key=name) for name in all_queues(settings.drain.shards)
-        ],
+        "task_queues": [Queue(name, exchange, routing_key=name) for name in ALL_QUEUES],
         "task_default_queue": QUEUE_PERIODIC,
         "task_create_missing_queues": False,
         "broker_transport_options": {

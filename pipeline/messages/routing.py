@@ -4,9 +4,6 @@ Senders and workers share only these names, so a producer never imports the work
 
 Batches wait in two classes: fresh ones in `<queue>`, backfill in `<queue>.backfill`. A worker serves both in
 alphabetical order (messages/app.py): periodic work before batches, fresh batches before backfill.
-
-Stage drain has a queue per shard (`drain`, `drain.1`, ...), and a worker serves one of them. The setting
-`drain_shards` therefore decides which queues exist.
 """
 
 from collections.abc import Iterable
@@ -14,8 +11,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from pipeline.records.delivery import Stage
-from pipeline.redis.shards import of_shard, shard_of
-from pipeline.settings import MAX_SHARDS
 
 QUEUE_INGEST: Final = "ingest"
 QUEUE_CPU: Final = "infer.cpu"
@@ -46,9 +41,10 @@ STAGE_TASK: Final = {
     Stage.DRAIN: TASK_DRAIN,
     Stage.STORE: TASK_STORE,
 }
-_STAGE_QUEUES: Final = {
+STAGE_QUEUES: Final = {  # of fresh batches
     Stage.INGEST: (QUEUE_INGEST,),
     Stage.INFER: (QUEUE_CPU, QUEUE_GPU),
+    Stage.DRAIN: (QUEUE_DRAIN,),
     Stage.STORE: (QUEUE_STORE,),
 }
 
@@ -63,21 +59,17 @@ def both(queue: str) -> tuple[str, str]:
     return (queue, queue + BACKFILL)
 
 
-def stage_queues(stage: Stage, shards: int) -> tuple[str, ...]:
-    """The queues of a stage's fresh batches."""
-    if stage is Stage.DRAIN:
-        return tuple(of_shard(QUEUE_DRAIN, shard) for shard in range(shards))
-    return _STAGE_QUEUES[stage]
-
-
-def all_queues(shards: int) -> tuple[str, ...]:
-    """Every queue there is where stage drain has so many shards."""
-    of_batches = (name for stage in Stage for queue in stage_queues(stage, shards) for name in both(queue))
-    return (*of_batches, QUEUE_TRAIN, QUEUE_PERIODIC, QUEUE_BACKFILL)
+# Every queue there is, but those of jobs.
+ALL_QUEUES: Final = (
+    *(name for stage in Stage for queue in STAGE_QUEUES[stage] for name in both(queue)),
+    QUEUE_TRAIN,
+    QUEUE_PERIODIC,
+    QUEUE_BACKFILL,
+)
 
 
 def jobs_queue(node: str) -> str:
-    """The queue of the jobs that run on a node. It is no queue of `all_queues`: nodes come and go."""
+    """The queue of the jobs that run on a node. It is no queue of `ALL_QUEUES`: nodes come and go."""
     return f"{QUEUE_JOBS}.{node}"
 
 
@@ -85,11 +77,6 @@ def nodes_of_queues(queues: Iterable[str]) -> set[str]:
     """The nodes whose jobs these queues carry."""
     begin = f"{QUEUE_JOBS}."
     return {name.removeprefix(begin) for name in queues if name.startswith(begin)}
-
-
-def former_queues(shards: int) -> tuple[str, ...]:
-    """The queues of shards that there are no more, where there ever were."""
-    return tuple(name for n in range(shards, MAX_SHARDS) for name in both(of_shard(QUEUE_DRAIN, n)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,13 +92,7 @@ def route(gpu: GpuView) -> str:
     return QUEUE_GPU if gpu.workers > 0 and gpu.open_to_shared else QUEUE_CPU
 
 
-def queue_for(
-    stage: Stage, gpu: GpuView, *, backfill: bool = False, workload: str = "", shards: int = 1
-) -> str:
-    """The queue of a batch of this stage and class; in stage drain the workload decides the shard."""
-    if stage is Stage.INFER:
-        queue = route(gpu)
-    else:
-        served = stage_queues(stage, shards)
-        queue = served[shard_of(workload, shards) if stage is Stage.DRAIN else 0]
+def queue_for(stage: Stage, gpu: GpuView, *, backfill: bool = False) -> str:
+    """The queue of a batch of this stage and class."""
+    queue = route(gpu) if stage is Stage.INFER else STAGE_QUEUES[stage][0]
     return of_class(queue, backfill=backfill)

@@ -12,20 +12,19 @@ from pipeline.logs import logger
 from pipeline.messages.queues import LOOK_AT_MOST, batches_of, ids_in, requests_in
 from pipeline.messages.routing import (
     QUEUE_BACKFILL,
-    QUEUE_DRAIN,
     QUEUE_GPU,
+    QUEUE_INGEST,
     QUEUE_TRAIN,
+    STAGE_QUEUES,
     STAGE_TASK,
     TASK_BACKFILL,
     TASK_JOB,
     TASK_TRAIN,
     GpuView,
-    former_queues,
     jobs_queue,
     nodes_of_queues,
     of_class,
     queue_for,
-    stage_queues,
 )
 from pipeline.messages.wake_ups import wake_up_message
 from pipeline.observe.presence import Presence
@@ -33,7 +32,6 @@ from pipeline.records.batch import Batch
 from pipeline.records.delivery import Stage
 from pipeline.redis.connection import answering
 from pipeline.redis.keys import Keys
-from pipeline.redis.shards import of_shard
 from pipeline.settings import Settings
 
 if TYPE_CHECKING:
@@ -45,9 +43,6 @@ RETRY_PAUSES_S: Final = (0.1, 0.3)  # of RETRY
 # Longer names are cut where tasks are shown. Ids are whole: the ledger takes none that is longer.
 NAME_LIMIT: Final = 60
 ID_LIMIT: Final = 512
-# In a message to a drain worker: do the batch, whatever shard its workload seems to have. Processes with
-# different numbers of shards would send the batch to and fro.
-HANDED: Final = "handed on"
 
 
 class Submit:
@@ -69,7 +64,6 @@ class Submit:
         self.keys = Keys(settings.redis.key_prefix)
         self.gpu_open = gpu_open
         self.presence = Presence(client, settings)
-        self.shards = settings.drain.shards
         self._looked_at: dict[str, dict[str, bytes]] = {}  # by queue: the messages of `next_ids`, by batch
 
     def wake(
@@ -81,34 +75,22 @@ class Submit:
         workload: str = "",
         lines: int = 0,
         queue: str | None = None,
-        shard: int | None = None,
     ) -> bool:
         """Wake a worker for a batch in a stage. False when the broker was not reached: the sweeper sends it
         again.
 
-        `backfill` is the batch's class in the ledger. `queue` chooses one of a stage's two queues, `shard` a
-        drain shard. `workload` and `lines` are for people who watch tasks. Without `workload` the ledger is
-        asked where the workload decides the queue."""
-        args = [batch_id]
-        if shard is not None:
-            queue = of_shard(QUEUE_DRAIN, shard)
-            args.append(HANDED)
+        `backfill` is the batch's class in the ledger. `queue` chooses one of a stage's two queues.
+        `workload` and `lines` are for people who watch tasks."""
         if queue is None:
             try:
-                queue = queue_for(
-                    stage,
-                    self.gpu(stage, backfill=backfill),
-                    backfill=backfill,
-                    workload=workload or self._workload(stage, batch_id),
-                    shards=self.shards,
-                )
+                queue = queue_for(stage, self.gpu(stage, backfill=backfill), backfill=backfill)
             except (RedisUnavailable, redis.RedisError) as exc:
                 logger(batch=batch_id).warning("message.not_sent", why=str(exc))
                 return False
         else:
             queue = of_class(queue, backfill=backfill)
         shown = shown_args(batch_id, workload, lines)
-        return self._send(STAGE_TASK[stage], queue, args, {"batch": batch_id}, shown)
+        return self._send(STAGE_TASK[stage], queue, [batch_id], {"batch": batch_id}, shown)
 
     def wake_new(self, batches: Sequence[Batch], *, backfill: bool = False) -> bool:
         """Wakes stage ingest for these batches of the ledger by one command. False when Redis was not
@@ -117,7 +99,7 @@ class Submit:
             return False
         task = STAGE_TASK[Stage.INGEST]
         try:
-            queue = of_class(stage_queues(Stage.INGEST, self.shards)[0], backfill=backfill)
+            queue = of_class(QUEUE_INGEST, backfill=backfill)
             messages = [
                 wake_up_message(
                     task,
@@ -178,7 +160,7 @@ class Submit:
         """
         dead = () if self.gpu(stage, backfill=backfill).workers else (QUEUE_GPU,)
         found: set[str] = set()
-        for queue in stage_queues(stage, self.shards):
+        for queue in STAGE_QUEUES[stage]:
             if queue in dead:
                 continue
             ids = self._waiting(of_class(queue, backfill=backfill))
@@ -186,25 +168,6 @@ class Submit:
                 return None
             found |= ids
         return found
-
-    def drop_former(self) -> int:
-        """Delete the queues of drain shards that no longer exist; returns how many there were.
-
-        Their batches wait in the ledger: the sweeper misses their messages and sends them to the shard of
-        today. A queue that a worker with older settings still serves stays."""
-        names = former_queues(self.shards)
-        if not names or not self.client.exists(*map(self.keys.kombu, names)):
-            return 0
-        served = {queue for worker in self.presence.live() for queue in worker.queues}
-        unserved = [self.keys.kombu(name) for name in names if name not in served]
-        return int(self.client.unlink(*unserved)) if unserved else 0
-
-    def _workload(self, stage: Stage, batch_id: str) -> str:
-        """Whose batch this is, where that tells the queue."""
-        if stage is not Stage.DRAIN or self.shards == 1:
-            return ""
-        raw: Any = self.client.hget(self.keys.batch(batch_id), "workload")
-        return "" if raw is None else str(raw, "utf-8", "replace")
 
     def next_ids(self, queue: str, limit: int, *, backfill: bool = False) -> list[str]:
         """The batch ids of the next messages of one queue of this class, in the order of their turn.

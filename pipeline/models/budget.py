@@ -6,14 +6,23 @@ a threshold at 5 % raises fifty false alarms a day. People set the budget; the t
 
 import math
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 import polars as pl
 
+from pipeline.models.severity import severity_words
 from pipeline.models.threshold import CHANCE
 
 _TEMPLATES_LEAST: Final = 20  # with a time; fewer show no growth
 _DAY_S: Final = 86_400.0
+# A habit has at least _HABIT_LINES lines, over half of a sample of an hour or more, or over half a day: few
+# faults last that long. Of more templates the most frequent ones are kept.
+_HABIT_LINES: Final = 3
+_HABIT_SHARE: Final = 0.5
+_HABIT_S: Final = 43_200.0
+_HABIT_LEAST_S: Final = 3_600.0
+_HABITS_MOST: Final = 2_000
+_OUTSIDE: Final = 0.02  # of the patterns at either end
 
 
 def novel_per_day(sample: pl.DataFrame, *, workloads: int) -> float | None:
@@ -32,13 +41,55 @@ def novel_per_day(sample: pl.DataFrame, *, workloads: int) -> float | None:
     begin, end = first.min(), sample[last].max()
     if not isinstance(begin, datetime) or not isinstance(end, datetime) or len(first) < _TEMPLATES_LEAST:
         return None
-    span_s = (end - begin).total_seconds()
-    if span_s <= 0:
+    spanned_s = (end - begin).total_seconds()
+    if spanned_s <= 0:
         return None
     early = int((first <= begin + (end - begin) / 2).sum())
     growth = math.log2(len(first) / early)  # at least one is early: the first
-    more: float = len(first) * ((1.0 + _DAY_S / span_s) ** min(growth, 1.0) - 1.0)
+    more: float = len(first) * ((1.0 + _DAY_S / spanned_s) ** min(growth, 1.0) - 1.0)
     return round(more / max(1, workloads), 3)
+
+
+def span_s(sample: pl.DataFrame) -> float:
+    """Seconds that nearly all patterns of a sample span; 0 for one without times.
+
+    Lines without a time stand at the moment of their arrival, which may be years away from the others."""
+    if not {"first_seen", "last_seen"} <= set(sample.columns):
+        return 0.0
+    begin: Any = sample["first_seen"].quantile(_OUTSIDE, "nearest")  # the stubs know numbers only
+    end: Any = sample["last_seen"].quantile(1.0 - _OUTSIDE, "nearest")
+    if not isinstance(begin, datetime) or not isinstance(end, datetime):
+        return 0.0
+    return (end - begin).total_seconds()
+
+
+def errors_per_day(sample: pl.DataFrame) -> dict[int, float]:
+    """Lines a day of error-like templates that came all through a sample or for half a day; none of a sample
+    without times.
+
+    One that came in a single stretch of it is no habit. `sample`: `template_id`, `masked`, `severe`, `count`
+    and, where the store has them, `first_seen` and `last_seen`."""
+    spanned_s = span_s(sample)
+    if spanned_s < _HABIT_LEAST_S:
+        return {}
+    timed = sample.drop_nulls(["first_seen", "last_seen"])
+    worded = pl.Series("worded", [severity_words(m) is not None for m in timed["masked"]], dtype=pl.Boolean)
+    came = (
+        timed.with_columns(worded)
+        .filter(pl.col("severe") | pl.col("worded"))
+        .group_by("template_id")
+        .agg(
+            pl.col("count").sum(),
+            (pl.col("last_seen").max() - pl.col("first_seen").min()).dt.total_seconds().alias("spread"),
+        )
+        .filter(
+            (pl.col("count") >= _HABIT_LINES) & (pl.col("spread") >= min(_HABIT_SHARE * spanned_s, _HABIT_S))
+        )
+        .sort("count", "template_id", descending=[True, False])
+        .head(_HABITS_MOST)
+    )
+    rows = came.select("template_id", "count").iter_rows()
+    return {template_id: round(count * _DAY_S / spanned_s, 3) for template_id, count in rows}
 
 
 def chance_within(alerts_per_day: float, novel: float | None) -> float:

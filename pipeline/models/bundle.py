@@ -2,28 +2,26 @@
 
 `manifest.json` is written last and names every other file with size and SHA-256; a directory without it is no
 bundle. Loading refuses every file that the manifest does not name. Nothing in a bundle is executable: JSON,
-msgpack, safetensors and Parquet only. Importing this module loads no torch.
+msgpack, safetensors and Parquet only. Importing this module loads neither torch nor Polars.
 """
 
 import hashlib
-import json
-import math
 import os
 import shutil
 import stat
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
-import polars as pl
 
-from pipeline.errors import BadBundle
-from pipeline.models.threshold import Calibration, Mode
+from pipeline.errors import BadBundle, OlderBundle
+from pipeline.models.threshold import Calibration
+from pipeline.records.batch import LearntFrom
 
-BUNDLE_FORMAT: Final = 5
+BUNDLE_FORMAT: Final = 7
 MANIFEST: Final = "manifest.json"
 WEIGHTS: Final = "model.safetensors"
 TOKENIZER: Final = "tokenizer.json"
@@ -32,6 +30,7 @@ WORDS: Final = "words.parquet"
 NOVELTY: Final = "novelty.msgpack"
 PRIOR: Final = "prior.msgpack"
 SEQUENCES: Final = "sequences.msgpack"
+SENTENCES: Final = "sentences.parquet"
 ENCODER_CONFIG: Final = "config.json"  # with WEIGHTS and TOKENIZER the layout of transformers
 TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 # The files of every bundle, and the most bytes of each: ten times the size that the largest configuration
@@ -41,25 +40,17 @@ FILE_CAPS: Final[dict[str, int]] = {
     TOKENIZER: 32 << 20,
     KNOWN_FILE: 512 << 20,
     WORDS: 64 << 20,
-    NOVELTY: 16 << 20,
+    NOVELTY: 64 << 20,
     PRIOR: 16 << 20,
 }
 OPTIONAL_CAPS: Final[dict[str, int]] = {
     SEQUENCES: 64 << 20,
+    SENTENCES: 64 << 20,
     ENCODER_CONFIG: 1 << 20,
     TOKENIZER_CONFIG: 1 << 20,
 }
 _CAPS: Final = FILE_CAPS | OPTIONAL_CAPS
 _MANIFEST_CAP: Final = 1 << 20
-_HEADER_CAP: Final = 1 << 20  # of the weights; that of the largest configuration has 20 KiB
-_DTYPE_BYTES: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
-_KNOWN_CAP: Final = 5_000_000  # patterns; a hundred times the largest sample
-KNOWN_SCHEMA: Final[dict[str, Any]] = {
-    "pattern_id": pl.UInt64,
-    "count": pl.UInt64,
-    "template_id": pl.Int64,
-    "severe": pl.Boolean,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +70,7 @@ class TrainingStats:
     fitted: int  # distinct masked lines the weights have seen
     templates: int
     held_out_templates: int
-    left_out: int  # distinct lines excluded from the fit as rare or error-like (self mode)
-    hold_out: str  # how the calibration lines were held out, in words
+    left_out: int  # distinct lines excluded from the fit as rare or error-like, of results only
     seconds: float
     epochs: float
     steps: int
@@ -100,19 +90,20 @@ class Manifest:
     format: int = BUNDLE_FORMAT
     version: str
     created: Annotated[datetime, msgspec.Meta(tz=True)]
-    mode: Mode
     mask_version: str
     tokens: tuple[str, ...]  # mask tokens
     config: Mapping[str, Any]  # model and training configuration
     calibration: Calibration
     stats: TrainingStats
     seed: int
-    template_watermark: int  # largest template id of the sample
     parent: str | None = None  # the version this one continues
     model: str = "shared"  # the model that this is a version of
     workloads: tuple[str, ...] = ()  # of the training lines; () where unknown
+    learnt_from: Mapping[str, LearntFrom] = field(default_factory=dict)  # of each of these workloads
     query: Mapping[str, Any] = field(default_factory=dict)  # that read the sample
-    held_out: tuple[int, ...] = ()  # patterns that are known but that the weights never saw, for the judge
+    # Error-like templates that came all through the sample, with their lines a day.
+    daily: tuple[tuple[int, Annotated[float, msgspec.Meta(ge=0, le=1e300)]], ...] = ()
+    held_out: tuple[int, ...] = ()  # patterns that are known but that the model never learnt, for the judge
     files: Mapping[str, BundleFile]
 
     def to_json(self) -> str:
@@ -120,15 +111,22 @@ class Manifest:
 
     @staticmethod
     def from_json(text: str | bytes) -> "Manifest":
-        """Raises BadBundle when a field is missing or malformed, or when the format is not this build's."""
+        """Raises BadBundle when a field is missing or malformed, or when another build made it: OlderBundle
+        where that is an older one."""
         try:
             form = msgspec.json.decode(text, type=_Format).format
             if form == BUNDLE_FORMAT:
                 return msgspec.json.decode(text, type=Manifest)
         except (ValueError, RecursionError) as exc:
             raise BadBundle(f"{MANIFEST} is not readable: {exc}; publish the bundle again") from exc
-        remedy = "upgrade Logweir" if form > BUNDLE_FORMAT else "train again"
-        raise BadBundle(f"the bundle has format {form}; this build reads format {BUNDLE_FORMAT}: {remedy}")
+        if form < BUNDLE_FORMAT:
+            raise OlderBundle(
+                f"an older build made it (bundle format {form}, this build reads {BUNDLE_FORMAT}); train again "
+                "with `logweir train`"
+            )
+        raise BadBundle(
+            f"the bundle has format {form}; this build reads format {BUNDLE_FORMAT}: upgrade Logweir"
+        )
 
 
 class _Format(msgspec.Struct):
@@ -213,102 +211,6 @@ def optional(bundle: Path, name: str) -> bytes | None:
         return None
     _regular_size(path, OPTIONAL_CAPS[name])
     return path.read_bytes()
-
-
-def weights_header(file: IO[bytes], size: int) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the arrays in a safetensors file of `size` bytes, before memory is allocated.
-
-    Raises BadBundle unless the arrays are contiguous and fill the file to its end.
-    """
-    try:
-        length = int.from_bytes(file.read(8), "little")
-        if not 0 < length <= min(_HEADER_CAP, size - 8):
-            raise ValueError(f"a header of {length} bytes")
-        entries = json.loads(file.read(length))
-        entries.pop("__metadata__", None)
-        extents, shapes = [], {}
-        for name, entry in entries.items():
-            shape = tuple(entry["shape"])
-            begin, end = entry["data_offsets"]
-            numbers = (*shape, begin, end)
-            if not all(type(n) is int and 0 <= n <= size for n in numbers) or len(shape) > 8:
-                raise ValueError(f"{name[:80]!r} has an impossible shape or offset")
-            if math.prod(shape) * _DTYPE_BYTES[entry["dtype"]] != end - begin:
-                raise ValueError(f"{name[:80]!r} has another size than its shape")
-            extents.append((begin, end))
-            shapes[name] = shape
-        at = 0
-        for begin, end in sorted(extents):
-            if begin != at:
-                raise ValueError("arrays overlap or leave gaps")
-            at = end
-        if 8 + length + at != size:
-            raise ValueError("arrays do not fill it")
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as exc:
-        raise BadBundle(f"{WEIGHTS} is not readable: {exc!r:.300}; publish the bundle again") from exc
-    return shapes
-
-
-class KnownPatterns:
-    """The occurrences of each pattern and template in the training sample."""
-
-    def __init__(self, frame: pl.DataFrame) -> None:
-        self._counts: dict[int, int] = dict(frame.select("pattern_id", "count").iter_rows())
-        self._template_of: dict[int, int] = dict(frame.select("pattern_id", "template_id").iter_rows())
-        severe = frame.filter(pl.col("severe"))
-        self._severe_patterns = frozenset(severe["pattern_id"].to_list())
-        self._severe = frozenset(severe["template_id"].to_list())
-        by_template = frame.group_by("template_id").agg(pl.col("count").sum())
-        self._templates: dict[int, int] = dict(by_template.iter_rows())
-
-    def without(self, patterns: Set[int], templates: Set[int]) -> "KnownPatterns":
-        """The same, as if training had not seen these patterns and templates."""
-        rows = [
-            (pattern, count, template, pattern in self._severe_patterns)
-            for pattern, count in self._counts.items()
-            if pattern not in patterns and (template := self._template_of[pattern]) not in templates
-        ]
-        return KnownPatterns(pl.DataFrame(rows, schema=KNOWN_SCHEMA, orient="row"))
-
-    def __len__(self) -> int:
-        return len(self._counts)
-
-    def __contains__(self, pattern_id: object) -> bool:
-        return pattern_id in self._counts
-
-    def count(self, pattern_id: int, *, severe: bool = False) -> int:
-        """Occurrences of the pattern in training; as `severe`, 0 where all of them were calm."""
-        if severe and pattern_id not in self._severe_patterns:
-            return 0
-        return self._counts.get(pattern_id, 0)
-
-    def template_of(self, pattern_id: int) -> int | None:
-        """The template of the pattern in training."""
-        return self._template_of.get(pattern_id)
-
-    def template_count(self, template_id: int) -> int:
-        """Occurrences of the template in training."""
-        return self._templates.get(template_id, 0)
-
-    def template_severe(self, template_id: int) -> bool:
-        """Whether training saw a line of the template at an error-like level."""
-        return template_id in self._severe
-
-
-def load_known(bundle: Path) -> KnownPatterns:
-    """The training patterns of a bundle that `load_manifest` has verified. Raises BadBundle."""
-    try:
-        frame = pl.read_parquet(bundle / KNOWN_FILE, n_rows=_KNOWN_CAP + 1)
-    # Polars raises several unrelated classes on damaged files, and its panics are no Exceptions.
-    except (Exception, pl.exceptions.PanicException) as exc:
-        raise BadBundle(f"{bundle / KNOWN_FILE} is not readable: {exc}; publish the bundle again") from exc
-    if dict(frame.schema) != KNOWN_SCHEMA:
-        raise BadBundle(f"{bundle / KNOWN_FILE} has columns {dict(frame.schema)}, expected {KNOWN_SCHEMA}")
-    if frame.height > _KNOWN_CAP or any(frame.null_count().row(0)):
-        raise BadBundle(
-            f"{bundle / KNOWN_FILE} has empty fields or more than {_KNOWN_CAP:,} patterns; publish it again"
-        )
-    return KnownPatterns(frame)
 
 
 def _regular_size(path: Path, cap: int) -> int:

@@ -12,6 +12,7 @@ from pipeline.errors import BadBundle
 
 # Of a sample that anything can be learnt from.
 MIN_RECORDS: Final = 20
+FIT_MOST_S: Final = 600.0  # of a fit on a busy machine or of a large encoder; 5 to 20 s are usual
 MIN_DISTINCT: Final = 2
 
 
@@ -44,8 +45,6 @@ class ModelConfig:
     groups: Annotated[int, Meta(ge=1, le=64)] = (
         6  # K rows per line, each with every K-th piece hidden; of encoders only
     )
-    worst_share: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.2  # k = ceil(share * words) ...
-    worst_least: Annotated[int, Meta(ge=1, le=512)] = 2  # ... and at least this many
 
 
 class _TrainedWith(msgspec.Struct):

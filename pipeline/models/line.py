@@ -1,13 +1,13 @@
 """The line model: the surprisal of a masked line, and the words that cause it.
 
-A line's surprisal is the mean over its worst words. The surprisal of a word is that of its most unlikely
-piece under a small causal transformer (models/causal.py). The network is trained from scratch on the distinct
-lines of the sample. A mean over all words would hide one wrong word in a familiar sentence.
+A line's surprisal is the mean over its pieces, in nats, under a small causal transformer (models/causal.py).
+The network is trained from scratch on the distinct lines of the sample. The words with the most unlikely
+pieces explain it.
 """
 
 import copy
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -16,39 +16,25 @@ import numpy as np
 import polars as pl
 import torch
 from safetensors.torch import load_file
-from torch.overrides import TorchFunctionMode
 
 from pipeline.errors import BadBundle
 from pipeline.models import bundle as bundles
-from pipeline.models.causal import CausalCache, CausalNetwork, finite, piece_surprisals
+from pipeline.models.causal import CausalNetwork, finite, piece_surprisals
 from pipeline.models.config import ModelConfig, NetworkKind, model_config
 from pipeline.models.encoder.pretrained import PretrainedTokenizer
 from pipeline.models.evidence import Evidence
 from pipeline.models.lexicon import EncodedLines, Lexicon
 from pipeline.models.novelty import Novelty
-from pipeline.models.prior import (
-    OUTER_PUNCTUATION,
-    WORDS_MOST,
-    Ints,
-    PieceMarks,
-    SeverityPrior,
-    Spoken,
-    is_prose,
-    prose_shares,
-)
-from pipeline.models.severity import severity_words
-from pipeline.models.tokenizer import READ_CHARS, LineTokenizer
+from pipeline.models.prior import OUTER_PUNCTUATION, SeverityPrior
+from pipeline.models.severity import may_be_severe, severity_words
+from pipeline.models.tokenizer import LineTokenizer
 
 _AT_ONCE: Final = 2048  # lines; bounds what is encoded at a time
 _WORDS_SHOWN: Final = 5
 _UNSEEN_SHOWN: Final = 4 * _WORDS_SHOWN
 _WORD_CHARS: Final = 64  # of a shown word; longer ones are blobs
 _LETTER: Final = re.compile(r"[^\W_]")  # or digit
-_SAYS, _UNSEEN, _SEVERE, _PROSE = 1, 2, 4, 8  # flags of a word in the lexicon
-_COUNT: Final = 4  # bits below the number of its pieces for the prior
-
-# Of all lines: surprisals in nats, numbers of scored pieces, words worst first.
-Readings = tuple[list[float], list[int], list[list[str]]]
+_SAYS, _UNSEEN = 1, 2  # flags of a word in the lexicon
 
 
 def loaded(config: ModelConfig, tokenizer: LineTokenizer, bundle: Path) -> Any:
@@ -58,12 +44,7 @@ def loaded(config: ModelConfig, tokenizer: LineTokenizer, bundle: Path) -> Any:
 
         return loaded_encoder(config, tokenizer, bundle)
     weights = bundle / bundles.WEIGHTS
-    # The weights would overwrite a random initialisation.
-    with torch.device("meta"), _Uninitialised():
-        network = CausalNetwork(config, tokenizer.vocab_size)
-    _materialise(network)
-    with weights.open("rb") as file:
-        bundles.weights_header(file, weights.stat().st_size)
+    network = CausalNetwork(config, tokenizer.vocab_size)
     absent, strange = network.load_state_dict(load_file(weights), strict=False)
     if strange or absent:
         raise BadBundle(f"{weights}: weights {sorted(absent)} are absent, {strange} unknown")
@@ -75,29 +56,6 @@ def bundle_tokenizer(config: ModelConfig, bundle: Path, *, tokens: tuple[str, ..
     if config.kind is NetworkKind.PRETRAINED:
         return PretrainedTokenizer.read(bundle, tokens=tokens, max_tokens=config.max_tokens, error=BadBundle)
     return LineTokenizer.from_file(bundle / bundles.TOKENIZER, tokens=tokens, max_tokens=config.max_tokens)
-
-
-def _materialise(network: torch.nn.Module) -> None:
-    """As `to_empty(device="cpu")` for a network without buffers and tied weights, which imports sympy."""
-    for module in network.modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            setattr(
-                module,
-                name,
-                torch.nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")),
-            )
-
-
-class _Uninitialised(TorchFunctionMode):
-    """Leaves out the functions of torch.nn.init. On the device "meta" they import torch._dynamo: 1.8 s."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if getattr(func, "__module__", None) == "torch.nn.init":
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **kwargs)
 
 
 def normal_words(text: str) -> list[str]:
@@ -131,8 +89,6 @@ class LineModel:
         self._novelty = novelty
         self._prior = prior
         self._masks = re.compile("|".join(map(re.escape, tokenizer.tokens)) or r"(?!)", re.IGNORECASE)
-        self._cache = CausalCache(self.network) if config.kind is NetworkKind.CAUSAL else None
-        self._spelt = PieceMarks()  # under the lexicon's lock
         self._lexicon = Lexicon(tokenizer, self._describe)
 
     @classmethod
@@ -181,95 +137,60 @@ class LineModel:
 
     def score(self, masked: Sequence[str]) -> list[Evidence]:
         """One Evidence per masked line, in order."""
-        out: list[Evidence] = []
-        for at in range(0, len(masked), _AT_ONCE):
-            part = masked[at : at + _AT_ONCE]
-            lines = self._lexicon.encode(part)
-            # Severity words may stand in the middle of a line that is too long to be read as a whole.
-            severe = set(lines.line[lines.flags & _SEVERE > 0].tolist())
-            severe |= {i for i, line in enumerate(part) if len(line) > READ_CHARS}
-            severities = [severity_words(line) if i in severe else None for i, line in enumerate(part)]
-            readings = _readings(lines, self._surprisals(lines), self.config)
-            unseen = _by_line(lines, np.flatnonzero(lines.flags & _UNSEEN))
-            novelties = self._novelty.score(part)
-            priors = self._prior.score_spoken(part, severities, _spoken(lines))
-            rows = zip(*readings, unseen, severities, novelties, priors, strict=True)
-            out += [
-                Evidence(
-                    surprisal=round(surprisal, 4),
-                    words=tuple(dict.fromkeys(words))[:_WORDS_SHOWN],
-                    unseen=_unseen(new) if new else (),
-                    tokens=tokens,
-                    severity=severity,
-                    novelty=novelty,
-                    prior=prior,
-                )
-                for surprisal, tokens, words, new, severity, novelty, prior in rows
-            ]
-        return out
+        return [
+            evidence
+            for at in range(0, len(masked), _AT_ONCE)
+            for evidence in self._scored(masked[at : at + _AT_ONCE])
+        ]
+
+    def _scored(self, masked: Sequence[str]) -> Iterator[Evidence]:
+        lines = self._lexicon.encode(masked)
+        nats = self._surprisals(lines)
+        count = len(masked)
+        of = lines.line[lines.place[lines.scored]]
+        tokens = np.bincount(of, minlength=count)
+        surprisals = np.bincount(of, nats[lines.scored], count) / np.maximum(tokens, 1)
+        worst = np.zeros(len(lines.words))  # nats of the most unlikely piece of each word
+        np.maximum.at(worst, lines.place, nats)
+        ends = np.searchsorted(lines.line, np.arange(count + 1)).tolist()
+        nats_of, flags = worst.tolist(), lines.flags.tolist()
+        severities = [severity_words(line) if may_be_severe(line) else None for line in masked]
+        novelties = self._novelty.score(masked)
+        priors = self._prior.score(masked, severities)
+        for i, (begin, end) in enumerate(pairwise(ends)):
+            unseen = [w for w in range(begin, end) if flags[w] & _UNSEEN]
+            yield Evidence(
+                surprisal=round(float(surprisals[i]), 4),
+                words=_worst_words(lines.words[begin:end], nats_of[begin:end], flags[begin:end]),
+                unseen=tuple(
+                    word[:_WORD_CHARS]
+                    for word in list(dict.fromkeys(_normal(lines.words[w]) for w in unseen))[:_UNSEEN_SHOWN]
+                ),
+                tokens=int(tokens[i]),
+                severity=severities[i],
+                novelty=novelties[i],
+                prior=priors[i],
+            )
 
     def _surprisals(self, lines: EncodedLines) -> Any:
         """Nats of every scored piece, (N,)."""
         if self.config.kind is NetworkKind.CAUSAL:
-            return piece_surprisals(self.network, lines, self.device, self._cache)
+            return piece_surprisals(self.network, lines, self.device)
         from pipeline.models.encoder.network import masked_surprisals
 
         return masked_surprisals(self.network, lines, self.device)
 
-    def _describe(self, words: Sequence[str]) -> tuple[Ints, Ints, Ints]:
-        """The flags of words, and their marks for the prior; the lexicon asks once per word."""
-        known, says = self._words, list(map(self._says, words))
-        unseen = [said and _normal(word) not in known for word, said in zip(words, says, strict=True)]
-        pieces, fails, marks, length = self._spelt.read(words)
-        flags = _SAYS * np.array(says) | _UNSEEN * np.array(unseen) | _SEVERE * fails
-        flags |= _PROSE * np.fromiter(map(is_prose, words), np.bool_, len(words))
-        return flags | pieces << _COUNT, marks, length
-
-    def _says(self, word: str) -> bool:
-        """Whether a word holds more than masks and punctuation."""
+    def _describe(self, word: str) -> int:
+        """The flags of a word; the lexicon asks once."""
         text = self._masks.sub("", word) if self.tokenizer.opening in word else word
-        return _LETTER.search(text) is not None
+        if _LETTER.search(text) is None:  # masks and punctuation only
+            return 0
+        return _SAYS if _normal(word) in self._words else _SAYS | _UNSEEN
 
 
-def _spoken(lines: EncodedLines) -> Spoken:
-    counts = lines.flags >> _COUNT
-    pieces = np.bincount(lines.line, counts, len(lines.start) - 1).astype(np.int64)
-    for i in np.flatnonzero(pieces > WORDS_MOST).tolist():
-        at = slice(*np.searchsorted(lines.line, [i, i + 1]).tolist())
-        pieces[i] = sum(dict(zip(lines.words[at], counts[at].tolist(), strict=True)).values())
-    prose = prose_shares(lines.line, lines.flags & _PROSE > 0, len(pieces))
-    return Spoken(line=lines.line[lines.marked], mark=lines.marks, pieces=pieces, prose=prose)
-
-
-def _readings(lines: EncodedLines, surprisals: Any, config: ModelConfig) -> Readings:
-    """Of each line: the mean of its worst words in nats, its scored pieces, and its words near the worst."""
-    count = len(lines.start) - 1
-    place, value = lines.place[lines.scored], surprisals[lines.scored].astype(np.float64)
-    begins = np.flatnonzero(np.diff(place, prepend=-1))
-    word = place[begins]  # words with a scored piece
-    worst = np.maximum.reduceat(value, begins) if len(begins) else value
-    order = np.lexsort((-worst, lines.line[word]))
-    word, worst = word[order], worst[order]
-    line = lines.line[word]
-    words = np.bincount(line, minlength=count)
-    first = np.cumsum(words) - words
-    rank = np.arange(len(line)) - first[line]
-    k = np.minimum(words, np.maximum(config.worst_least, np.ceil(config.worst_share * words)))
-    top = rank < k[line]
-    surprisal = np.bincount(line[top], weights=worst[top], minlength=count) / np.maximum(k, 1)
-    pieces = np.bincount(lines.line[place], minlength=count)
-    near_worst = (
-        (worst >= 0.5 * worst[first[line]]) & (rank < 4 * _WORDS_SHOWN) & (lines.flags[word] & _SAYS > 0)
-    )
-    return surprisal.tolist(), pieces.tolist(), _by_line(lines, word[near_worst], _WORD_CHARS)
-
-
-def _unseen(words: Sequence[str]) -> tuple[str, ...]:
-    return tuple(w[:_WORD_CHARS] for w in list(dict.fromkeys(map(_normal, words)))[:_UNSEEN_SHOWN])
-
-
-def _by_line(lines: EncodedLines, chosen: Any, chars: int | None = None) -> list[list[str]]:
-    """The beginnings of the chosen words (numbers in the order of lines) of each line."""
-    words = [lines.words[word][:chars] for word in chosen.tolist()]
-    ends = np.cumsum(np.bincount(lines.line[chosen], minlength=len(lines.start) - 1)).tolist()
-    return [words[begin:end] for begin, end in pairwise([0, *ends])]
+def _worst_words(words: Sequence[str], nats: Sequence[float], flags: Sequence[int]) -> tuple[str, ...]:
+    """The words of a line with at least half of its highest surprisal, worst first."""
+    least = max(0.5 * max(nats, default=0.0), 1e-9)
+    near = [w for w in range(len(words)) if nats[w] >= least and flags[w] & _SAYS]
+    near.sort(key=nats.__getitem__, reverse=True)
+    return tuple(dict.fromkeys(words[w][:_WORD_CHARS] for w in near))[:_WORDS_SHOWN]

@@ -10,7 +10,6 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta
@@ -97,28 +96,17 @@ def conformal(ordered: Sequence[float], x: float) -> float:
 
 
 def student(p: float, df: int) -> float:
-    """The p-quantile of Student's t for p above 0.5, to three digits (Hill, Algorithm 396, CACM 1970)."""
-    two = 2.0 * (1.0 - p)
-    if df == 1:
-        return 1.0 / math.tan(two * math.pi / 2.0)
-    if df == 2:
-        return math.sqrt(2.0 / (two * (2.0 - two)) - 2.0)
-    a = 1.0 / (df - 0.5)
-    b = 48.0 / (a * a)
-    c = ((20700.0 * a / b - 98.0) * a - 16.0) * a + 96.36
-    d = ((94.5 / (b + c) - 3.0) / b + 1.0) * math.sqrt(a * math.pi / 2.0) * df
-    y = (d * two) ** (2.0 / df)
-    if y > 0.05 + a:
-        x = NormalDist().inv_cdf(two / 2.0)
-        y = x * x
-        if df < 5:
-            c += 0.3 * (df - 4.5) * (x + 0.6)
-        c += (((0.05 * d * x - 5.0) * x - 7.0) * x - 2.0) * x + b
-        y = (((((0.4 * y + 6.3) * y + 36.0) * y + 94.5) / c - y - 3.0) / b + 1.0) * x
-        y = math.expm1(a * y * y)
-    else:
-        y = (
-            (1.0 / (((df + 6.0) / (df * y) - 0.089 * d - 0.822) * (df + 2.0) * 3.0) + 0.5 / (df + 4.0)) * y
-            - 1.0
-        ) * (df + 1.0) / (df + 2.0) + 1.0 / y
-    return math.sqrt(df * y)
+    """The p-quantile of Student's t for p above 0.5 and whole degrees of freedom, by bisection of its closed
+    form (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4)."""
+    low, high = 0.0, math.pi / 2.0  # of the angle whose tangent is t / sqrt(df)
+    for _ in range(60):
+        angle = (low + high) / 2.0
+        odd = df % 2
+        term = total = math.cos(angle) if odd else 1.0
+        for j in range(2 + odd, df - 1, 2):
+            term *= (j - 1) / j * math.cos(angle) ** 2
+            total += term
+        within = math.sin(angle) * (total if df > 1 else 0.0)
+        within = (angle + within) * 2.0 / math.pi if odd else within
+        low, high = (angle, high) if within < 2.0 * p - 1.0 else (low, angle)
+    return math.sqrt(df) * math.tan(low)

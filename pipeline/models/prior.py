@@ -13,26 +13,16 @@ import unicodedata
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import chain
-from typing import Final, cast
+from itertools import chain, pairwise
+from typing import Final
 
 import msgpack
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import BadBundle
-from pipeline.models.severity import (
-    FAILURE_WORDS,
-    GRAVE_WORDS,
-    all_well,
-    is_sign,
-    may_be_severe,
-    names_failure,
-    severity_words,
-    trouble,
-)
-from pipeline.models.tokenizer import RaggedRows
+from pipeline.models.severity import all_well, may_be_severe, severity_words, trouble, words
+from pipeline.records.remembered import remembered
 
 _FORMAT: Final = 1
 _HASHED: Final = 1 << 15  # buckets for words; logs were seen to have some thousand
@@ -54,29 +44,14 @@ _LOGIT_MOST: Final = 8.0
 _NEWTON_STEPS: Final = 10  # converges after five or six
 _CG_STEPS: Final = 20
 _CHARS: Final = 1024
-_LINES_AT_ONCE: Final = 2048
-WORDS_MOST: Final = 64  # of a line
-_KIND_BITS: Final = 29  # of a mark; the bits above hold the kind of sign
+_PIECES_MOST: Final = 64  # different ones of a line
+_WORD_CHARS: Final = 64  # of words whose features are remembered
 _STEM: Final = 5  # letters: connect, connection, connected
 OUTER_PUNCTUATION: Final = "\"'`.,:;!?()[]{}=|#*"  # of a word
 _PIECE: Final = re.compile(r"<[A-Z0-9_*]+>|[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
-_PIECE_OR_GAP: Final = re.compile(f"{_PIECE.pattern}| ")
-_PIECES_MOST: Final = 65_536  # cached
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 Bag = tuple[tuple[int, float], ...]  # (feature, value) of a line
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spoken:
-    """The marks of the words of lines, from `PieceMarks`, and how much prose the lines are."""
-
-    line: Ints  # (M,) the line of a mark, ascending.
-    mark: Ints  # (M,).
-    pieces: Ints  # (L,) at least as many as each line has different ones.
-    prose: Floats  # (L,) from `prose_shares`.
 
 
 class SeverityPrior:
@@ -84,6 +59,7 @@ class SeverityPrior:
 
     def __init__(self, weights: Floats) -> None:
         self._weights = weights  # (_SIZE,)
+        self._table: list[float] = weights.tolist()  # quicker, one by one
 
     @classmethod
     def by_words(cls) -> "SeverityPrior":
@@ -100,7 +76,8 @@ class SeverityPrior:
         """
         bags: dict[tuple[Bag, bool], float] = {}
         for line, bad, count in zip(masked, severe, counts, strict=True):
-            key = (_bag(line[:_CHARS], _named(line)), bool(bad))
+            text = line[:_CHARS]
+            key = (tuple(sorted(_bag(text, _named(text)).items())), bool(bad))
             bags[key] = bags.get(key, 0.0) + count
         labels = np.array([bad for _, bad in bags], dtype=np.float64)
         errors = int(labels.sum())
@@ -119,45 +96,13 @@ class SeverityPrior:
         `named`: `severity_words` of each line, where the caller knows them.
         """
         out: list[float] = []
-        for at in range(0, len(masked), _LINES_AT_ONCE):
-            lines = masked[at : at + _LINES_AT_ONCE]
-            texts = [line[:_CHARS] for line in lines]
-            faults = [
-                named[at + i] if named is not None and len(line) <= _CHARS else _named(line)
-                for i, line in enumerate(lines)
-            ]
-            out += _rounded(self._logits(texts, faults, _spoken(texts)))
+        for i, line in enumerate(masked):
+            text = line[:_CHARS]
+            fault = named[i] if named is not None and text == line else _named(text)
+            logit = sum(value * self._table[place] for place, value in _bag(text, fault).items())
+            logit += _PROSE * (_prose_share(text) - 0.5)
+            out.append(round(max(-_LOGIT_MOST, min(_LOGIT_MOST, logit)), 4))
         return out
-
-    def score_spoken(
-        self, masked: Sequence[str], named: Sequence[str | None], spoken: "Spoken"
-    ) -> list[float]:
-        """As `score`, for a caller that has met the words of the lines before."""
-        out = _rounded(self._logits(masked, named, spoken))
-        for i in [i for i, line in enumerate(masked) if len(line) > _CHARS]:
-            out[i] = self.score([masked[i]])[0]
-        return out
-
-    def _logits(self, texts: Sequence[str], named: Sequence[str | None], spoken: "Spoken") -> Floats:
-        """The weights of the bags of these lines, added up without building the bags."""
-        weights, count = self._weights, len(texts)
-        of_prose = _PROSE * (spoken.prose - 0.5)
-        logits: Floats = weights[_BIAS] + of_prose
-        for i, name in enumerate(named):
-            if name is not None:
-                logits[i] += weights[_WORD] + weights[_GRAVE] * (name in GRAVE_WORDS)
-        both = np.sort(spoken.line << 32 | spoken.mark)
-        both = both[np.diff(both, prepend=-1) > 0]  # each mark once per line
-        of, mark = both >> 32, both & 0xFFFFFFFF
-        places = mark < _SIZE
-        logits += np.bincount(of[places], weights[mark[places]], count)
-        for kind in (_TROUBLE, _WELL):
-            signs = np.bincount(of[mark >> _KIND_BITS == kind], minlength=count)
-            logits += weights[kind] * np.minimum(signs, _MOST_OF_A_KIND)
-        for i in np.flatnonzero(spoken.pieces > WORDS_MOST).tolist():
-            bag = _bag(texts[i][:_CHARS], named[i])  # only the first pieces of such a line count
-            logits[i] = sum(value * weights[place] for place, value in bag) + of_prose[i]
-        return logits
 
     def to_bytes(self) -> bytes:
         """msgpack of format, places and values (float32) of the weights that are not zero."""
@@ -246,25 +191,40 @@ def _posterior(rows: _Rows, labels: Floats, weights: Floats) -> Floats:
     return found
 
 
-def _bag(text: str, named: str | None) -> Bag:
-    pieces = dict.fromkeys(p for p in _PIECE.findall(text) if p[0] != "<")
-    bag: dict[int, float] = {_BIAS: 1.0}
-    signs = [0, 0]
-    for mark in chain.from_iterable(map(_features, list(pieces)[:WORDS_MOST])):
-        if mark < _SIZE:
-            bag[mark] = 1.0
-        else:
-            signs[mark >> _KIND_BITS == _WELL] += 1
+def _bag(text: str, named: str | None) -> dict[int, float]:
+    """The features of a line and their values."""
+    pieces = [piece for piece in dict.fromkeys(_PIECE.findall(text)) if piece[0] != "<"]
+    places = list(chain.from_iterable(map(_features, pieces[:_PIECES_MOST])))
+    bag = dict.fromkeys(places, 1.0)
+    bag[_BIAS] = 1.0
+    for kind in (_TROUBLE, _WELL):
+        if kind in bag:
+            bag[kind] = float(min(places.count(kind), _MOST_OF_A_KIND))
     if named is not None:
         bag[_WORD] = 1.0
-        if named in GRAVE_WORDS:
+        if named in words().grave:
             bag[_GRAVE] = 1.0
-    for place, count in zip((_TROUBLE, _WELL), signs, strict=True):
-        if count:
-            bag[place] = float(min(count, _MOST_OF_A_KIND))
-    return tuple(sorted(bag.items()))
+    return bag
 
 
+@remembered(65_536, _WORD_CHARS)
+def _features(piece: str) -> tuple[int, ...]:
+    """Of a piece: the buckets of its word and stem, and the kinds of sign that it is."""
+    word = piece.lower()
+    places = []
+    if len(word) > 1:
+        places.append(_FIXED + zlib.crc32(f"w:{word}".encode()) % _HASHED)
+    if len(word) > _STEM:
+        places.append(_FIXED + zlib.crc32(f"s:{word[:_STEM]}".encode()) % _HASHED)
+    places += [kind for kind, says in ((_TROUBLE, trouble), (_WELL, all_well)) if says(word)]
+    return tuple(places)
+
+
+def _named(text: str) -> str | None:
+    return severity_words(text) if may_be_severe(text) else None
+
+
+@remembered(65_536, _WORD_CHARS)
 def is_prose(word: str) -> bool:
     """Whether a word is nothing but letters within its outer punctuation. A mask token is not.
 
@@ -277,96 +237,7 @@ def is_prose(word: str) -> bool:
     return all(letter.isalpha() or unicodedata.category(letter)[0] == "M" for letter in text)
 
 
-def prose_shares(line: Ints, prose: Bools, count: int) -> Floats:
-    """Of `count` lines: the share of neighbouring words that are both prose, 0 for a single word.
-
-    `line` (W,): the line of each word, ascending. `prose` (W,): `is_prose` of the words.
-    """
-    within = line[1:] == line[:-1]
-    pairs = np.bincount(line[1:][within], minlength=count)
-    both = np.bincount(line[1:][within & prose[1:] & prose[:-1]], minlength=count)
-    shares: Floats = both / np.maximum(pairs, 1)
-    return shares
-
-
-def _named(line: str) -> str | None:
-    text = line[:_CHARS]
-    return severity_words(text) if may_be_severe(text) else None
-
-
-def _spoken(texts: Sequence[str]) -> Spoken:
-    by_line = [text.split() for text in texts]
-    line = np.repeat(np.arange(len(texts)), [len(of_line) for of_line in by_line])
-    words = list(chain.from_iterable(by_line))
-    pieces, _, marks, length = PieceMarks().read(words)
-    return Spoken(
-        line=np.repeat(line, length),
-        mark=marks,
-        pieces=np.bincount(line, pieces, len(texts)).astype(np.int64),
-        prose=prose_shares(line, np.fromiter(map(is_prose, words), np.bool_, len(words)), len(texts)),
-    )
-
-
-def _rounded(logits: Floats) -> list[float]:
-    return cast("list[float]", np.clip(logits, -_LOGIT_MOST, _LOGIT_MOST).round(4).tolist())
-
-
-class PieceMarks:
-    """The marks of the pieces of words. Each distinct piece is read once. One thread at a time."""
-
-    def __init__(self) -> None:
-        self._clear()
-
-    def _clear(self) -> None:
-        self._number: dict[str, int] = {}
-        self._marks = RaggedRows()
-        self._fails = self._masks = np.empty(0, dtype=np.bool_)
-        self._learn([" "])  # number 0, the gap between two words
-
-    def read(self, words: Sequence[str]) -> tuple[Ints, Bools, Ints, Ints]:
-        """The number of pieces of each word (W,), whether one `names_failure` (W,), the marks of all words
-        one after the other (M,), and how many each word has (W,). Words hold no white space.
-        """
-        count = len(words)
-        pieces = _PIECE_OR_GAP.findall(" ".join(words))  # no piece reaches over white space
-        if len(self._number) > _PIECES_MOST:
-            self._clear()
-        if new := [piece for piece in dict.fromkeys(pieces) if piece not in self._number]:
-            self._learn(new)
-        number = np.fromiter(map(self._number.__getitem__, pieces), dtype=np.int64, count=len(pieces))
-        word = np.cumsum(number == 0)
-        marks, of, _ = self._marks.take(number)
-        speaks = np.bincount(word[number > 0], minlength=count)
-        return (
-            speaks - np.bincount(word[self._masks[number]], minlength=count),
-            np.bincount(word[self._fails[number]], minlength=count) > 0,
-            marks,
-            np.bincount(word[of], minlength=count),
-        )
-
-    def _learn(self, pieces: Sequence[str]) -> None:
-        count = len(self._number)
-        self._number.update(zip(pieces, range(count, count + len(pieces)), strict=True))
-        self._marks.add([() if piece[0] in "< " else _features(piece) for piece in pieces])
-        # A mask of an unknown kind may hold such a word: `<ERR*>`.
-        fails = [names_failure(p) if p[0] == "<" else p.lower() in FAILURE_WORDS for p in pieces]
-        self._fails = np.append(self._fails, fails)
-        self._masks = np.append(self._masks, [piece[0] == "<" for piece in pieces])
-
-
-@lru_cache(maxsize=65_536)
-def _features(piece: str) -> tuple[int, ...]:
-    """The marks of a piece: buckets of its word and stem, and each kind of sign with a hash of the piece."""
-    word = piece.lower()
-    marks = []
-    if len(word) > 1:
-        marks.append(_FIXED + zlib.crc32(f"w:{word}".encode()) % _HASHED)
-    if len(word) > _STEM:
-        marks.append(_FIXED + zlib.crc32(f"s:{word[:_STEM]}".encode()) % _HASHED)
-    if is_sign(word):
-        this = zlib.crc32(piece.encode()) >> (32 - _KIND_BITS)
-        if trouble(word):
-            marks.append(_TROUBLE << _KIND_BITS | this)
-        if all_well(word):
-            marks.append(_WELL << _KIND_BITS | this)
-    return tuple(marks)
+def _prose_share(text: str) -> float:
+    """The share of neighbouring words that are both prose, 0 for a single word."""
+    prose = [is_prose(word) for word in text.split()]
+    return sum(a and b for a, b in pairwise(prose)) / max(1, len(prose) - 1)

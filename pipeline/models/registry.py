@@ -80,7 +80,8 @@ class Registry:
         self.machine = machine_of(settings)
         self.keep = KEEP
         self.keep_bytes = settings.train.keep_models_mib * 2**20
-        self._names: tuple[str, ...] = ()  # of the models, as of the last `snapshot_all`
+        self._names: tuple[str, ...] = ()  # of the models, as of the last look
+        self._older: set[str] = set()  # versions that an older build made
 
     @functools.cached_property
     def stored(self) -> Versions:
@@ -101,22 +102,25 @@ class Registry:
             return _live(model, text_map(self.client.hgetall(self.keys.model(model))))
 
     def snapshot(self, model: str = SHARED) -> "tuple[Live | None, dict[str, str]]":
-        """`current()`, and the faults of this machine by version, in one round trip.
-
-        Workers ask between batches."""
-        pipe = self.client.pipeline(transaction=False)
-        pipe.hgetall(self.keys.model(model))
-        pipe.hgetall(self.keys.model_faults)
-        pipe.time()
-        with answering():
-            entry, faults, (seconds, _) = pipe.execute()
-        return _live(model, text_map(entry)), self._faults_here(faults, seconds)
+        """`current()`, and the faults of this machine by version. Workers ask between batches."""
+        lives, faults = self.snapshot_all()
+        return next((live for live in lives if live.model == model), None), faults
 
     def snapshot_all(self) -> "tuple[list[Live], dict[str, str]]":
-        """`live()`, and the faults of this machine, in one round trip, or in two when a new model appeared.
+        """`live()`, and why this machine cannot read some versions. Faults of other machines do not count."""
+        lives, faults = self._read()
+        return lives, {fault.version: fault.reason for fault in faults if fault.machine == self.machine}
 
-        Workers ask several times a second.
-        """
+    def live(self) -> list[Live]:
+        """The live versions of all models, the shared one first."""
+        return self._read()[0]
+
+    def faults(self) -> list[Fault]:
+        """Versions that some machine cannot read, and why."""
+        return sorted(self._read()[1], key=lambda fault: (fault.version, fault.machine))
+
+    def _read(self) -> "tuple[list[Live], list[Fault]]":
+        """In one round trip, or in two when a new model appeared."""
         while True:
             listed = self._names
             pipe = self.client.pipeline(transaction=False)
@@ -131,27 +135,18 @@ class Registry:
             if self._names == listed:
                 break
         found = (_live(name, text_map(entry)) for name, entry in zip(listed, entries, strict=True))
-        lives = [live for live in found if live is not None]
-        return lives, self._faults_here(faults, seconds)
+        fresh = _fresh(text_map(faults), int(seconds)) if faults else []
+        return [live for live in found if live is not None], fresh
 
-    def _faults_here(self, faults: Mapping[bytes, bytes], seconds: int) -> dict[str, str]:
-        """Versions that this machine cannot read, with the reason. Faults of other machines do not count."""
-        if not faults:
-            return {}
-        fresh = _fresh(text_map(faults), int(seconds))
-        return {fault.version: fault.reason for fault in fresh if fault.machine == self.machine}
+    def is_older(self, version: str) -> bool:
+        """Whether an older build made this version, so that only a training helps."""
+        if version not in self._older and self.stored.is_older(version):
+            self._older.add(version)
+        return version in self._older
 
-    def live(self) -> list[Live]:
-        """The live versions of all models, the shared one first."""
-        with answering():
-            ordered = _ordered(self.client.smembers(self.keys.model_names))
-        pipe = self.client.pipeline(transaction=False)
-        for name in ordered:
-            pipe.hgetall(self.keys.model(name))
-        with answering():
-            entries = pipe.execute()
-        found = (_live(name, text_map(entry)) for name, entry in zip(ordered, entries, strict=True))
-        return [live for live in found if live is not None]
+    def outdated(self) -> list[Live]:
+        """The live versions that an older build made. Raises RedisUnavailable."""
+        return [live for live in self.live() if self.is_older(live.version)]
 
     def was_live(self, version: str) -> bool:
         """Whether this version is or was the live one of its model."""
@@ -330,15 +325,6 @@ class Registry:
         """Reports that this machine can read the version again."""
         with answering():
             self.client.hdel(self.keys.model_faults, f"{version} {self.machine}")
-
-    def faults(self) -> list[Fault]:
-        """Versions that some machine cannot read, and why."""
-        pipe = self.client.pipeline(transaction=False)
-        pipe.hgetall(self.keys.model_faults)
-        pipe.time()
-        with answering():
-            found, (seconds, _) = pipe.execute()
-        return sorted(_fresh(text_map(found), int(seconds)), key=lambda f: (f.version, f.machine))
 
     def retire(self) -> list[str]:
         """Removes the oldest versions of each model past its number, and of all models past the size.

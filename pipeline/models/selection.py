@@ -1,27 +1,32 @@
 """The rows of a sample that the weights and the severity prior may learn. Pure.
 
-Of an unlabelled log (Mode.SELF) only common calm templates are learnt, so that a fault cannot pass for
-normal. Whole templates are held out to find the threshold.
+Lines of a baseline are all learnt. Of stored results, which no person declared normal, only common calm
+templates are, so that a fault cannot pass for normal. Whole templates are held out: they find the threshold
+of the model that did not learn them, and its judge shows them.
 """
 
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from pipeline.errors import TrainingFailed
-from pipeline.models.fitting import TrainConfig
 from pipeline.models.severity import severity_words
-from pipeline.models.threshold import Mode
 from pipeline.models.verdict import is_rare
 from pipeline.records.schema import SAMPLE_SCHEMA
 
-_HOLD_OUT: Final = 20  # templates; a 5 % quantile needs 19
-_FOLDS_BELOW: Final = 60  # templates; with fewer, holding out 20 would leave too little to learn from
+if TYPE_CHECKING:
+    from pipeline.models.fitting import TrainConfig
+
+_HOLD_OUT_LEAST: Final = 20  # templates; a 5 % quantile needs 19
+_FEW: Final = 60  # templates; of fewer a third is held out, because 20 would leave too little to learn from
 _HOLD_OUT_MOST: Final = 400  # scoring more would cost seconds; a tail is fitted to at least 200
+_TYPICAL: Final = 0.05  # of the records; a template with more is typical of the log and must be learnt
 
 
-def checked_sample(sample: pl.DataFrame, config: TrainConfig) -> pl.DataFrame:
+def checked_sample(sample: pl.DataFrame, config: "TrainConfig") -> pl.DataFrame:
     missing = [c for c in SAMPLE_SCHEMA if c not in sample.columns]
     if missing:
         raise TrainingFailed(
@@ -39,15 +44,11 @@ def checked_sample(sample: pl.DataFrame, config: TrainConfig) -> pl.DataFrame:
     return frame
 
 
-def learnable(
-    frame: pl.DataFrame, mode: Mode, total: int, known_normal: frozenset[int] = frozenset()
-) -> pl.DataFrame:
-    """The rows for the weights: all of a baseline, only common calm templates of an unlabelled log."""
-    if mode is Mode.BASELINE:
-        return frame
+def learnable(frame: pl.DataFrame, total: int, known_normal: frozenset[int] = frozenset()) -> pl.DataFrame:
+    """The rows for the weights: all of a baseline, only common calm templates of results."""
     # A fault may be logged at a calm level; its words show it.
     worded = pl.Series([severity_words(m) is not None for m in frame["masked"]], dtype=pl.Boolean)
-    normal = frame["pattern_id"].is_in(sorted(known_normal))
+    normal = frame["baseline"] | frame["pattern_id"].is_in(sorted(known_normal))
     templates = (
         frame.with_columns(bad=(pl.col("severe") | worded) & ~normal)
         .group_by("template_id")
@@ -58,14 +59,18 @@ def learnable(
     common = [r for r in rows if not r["bad"] and not is_rare(r["n"], total)]
     # Of a log of rare or error lines only, the most frequent half stands for normal, calm lines first.
     enough = max(5, frame.height // 10)
-    lines = sum(r["lines"] for r in common)
+    lines = frame.filter(_of(common) | pl.col("baseline")).height
     if lines < enough:
         for row in rows[len(common) :]:
             if lines >= max(frame.height // 2, 2):
                 break
             common.append(row)
             lines += row["lines"]
-    return frame.filter(pl.col("template_id").is_in([r["template_id"] for r in common]) | normal)
+    return frame.filter(_of(common) | normal)
+
+
+def _of(templates: Sequence[Mapping[str, Any]]) -> pl.Expr:
+    return pl.col("template_id").is_in([row["template_id"] for row in templates])
 
 
 def with_text(frame: pl.DataFrame, tokens: tuple[str, ...]) -> pl.DataFrame:
@@ -79,15 +84,6 @@ def with_text(frame: pl.DataFrame, tokens: tuple[str, ...]) -> pl.DataFrame:
     return worded
 
 
-def without(frame: pl.DataFrame, held_out: frozenset[int]) -> pl.DataFrame:
-    remaining = frame.filter(~pl.col("pattern_id").is_in(sorted(held_out))) if held_out else frame
-    if remaining.is_empty():
-        raise TrainingFailed(
-            f"all {frame.height} lines that could be learnt are held out for the judge; hold out fewer"
-        )
-    return remaining
-
-
 def cap(frame: pl.DataFrame, limit: int, seed: int) -> pl.DataFrame:
     """At most `limit` lines, drawn without replacement by sqrt(count) (Efraimidis and Spirakis 2006)."""
     if frame.height <= limit:
@@ -98,16 +94,35 @@ def cap(frame: pl.DataFrame, limit: int, seed: int) -> pl.DataFrame:
     return frame[chosen]
 
 
-def folds(frame: pl.DataFrame, seed: int) -> tuple[list[list[int]], str]:
-    """Template ids to hold out together, and how that was done in words."""
-    ids = np.random.default_rng(seed).permutation(frame["template_id"].unique().sort().to_numpy())
-    if len(ids) < 2:
-        return [], "one template: nothing to hold out, surprisal flags no line by itself"
-    if len(ids) >= _FOLDS_BELOW:
-        count = min(_HOLD_OUT_MOST, max(_HOLD_OUT, len(ids) // 5))
-        return [ids[:count].tolist()], f"{count} of {len(ids)} templates"
-    count = min(3, len(ids))
-    return [ids[i::count].tolist() for i in range(count)], f"{count} folds by template"
+def held_out(frame: pl.DataFrame, seed: int) -> list[int]:
+    """The templates that neither the weights nor novelty nor the prior learn, so that they show how an unseen
+    normal template scores.
+
+    A fifth, 20 at least and 400 at most; of few templates a third. A template is drawn by the lowest hash of
+    its patterns, so that every training with the same seed holds out the same lines, whatever the ids of
+    their templates.
+    """
+    templates = (
+        frame.with_columns(lot=pl.Series(lots(frame["pattern_id"].to_numpy(), seed), dtype=pl.Float64))
+        .group_by("template_id")
+        .agg(pl.col("count").sum(), pl.col("lot").min())
+        .sort("lot")
+    )
+    n = templates.height
+    most = n // 3 if n < _FEW else min(_HOLD_OUT_MOST, max(_HOLD_OUT_LEAST, n // 5))
+    small = templates.filter(pl.col("count") <= max(_TYPICAL, 1.0 / n) * pl.col("count").sum())
+    return small["template_id"].head(most).to_list()
+
+
+def lots(keys: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.float64]:
+    """A uniform number in (0, 1) for each pattern id, always the same (splitmix64, Steele et al. 2014)."""
+    with np.errstate(over="ignore"):
+        z = keys + np.uint64((seed * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15) % 2**64)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z = z ^ (z >> np.uint64(31))
+    lots: npt.NDArray[np.float64] = ((z >> np.uint64(11)).astype(np.float64) + 0.5) / 2**53
+    return lots
 
 
 def taught(frame: pl.DataFrame, fitted: pl.DataFrame, limit: int, seed: int) -> pl.DataFrame:

@@ -3,8 +3,9 @@
 A process serves the live version once it has read its files, which it fetches from the store where its
 machine lacks them. Until then, or while these files cannot be read, it serves the version before. So a
 damaged or missing bundle never stops scoring: the fault is reported (status shows it per machine), and
-reading is tried again. The fault of one machine bars the version on no other. Batches and the reloader
-compare the pointer; a broadcast only wakes the reloader early.
+reading is tried again. The fault of one machine bars the version on no other. A live version that an older
+build made, without an earlier one that can be read, is no model: lines are stored and wait for a training.
+Batches and the reloader compare the pointer; a broadcast only wakes the reloader early.
 """
 
 import threading
@@ -32,15 +33,17 @@ class Serving:
         self._lock = threading.Lock()
 
     def version(self, model: str = SHARED) -> str | None:
-        """The version to serve, None before the first one.
+        """The version to serve; None before the first one, and where an older build made the live one.
 
-        Raises ModelUnavailable when neither the live version nor an earlier one can be read.
+        Raises ModelUnavailable when neither the live version nor an earlier one can be read for another
+        reason.
         """
         live, faults = self.registry.snapshot(model)
         return None if live is None else self.follow(live, faults)
 
-    def follow(self, live: Live, faults: dict[str, str]) -> str:
+    def follow(self, live: Live, faults: dict[str, str]) -> str | None:
         """The version to serve for this live version; the one before, while another thread reads its files.
+        None where an older build made the live one.
 
         Raises ModelUnavailable.
         """
@@ -58,7 +61,7 @@ class Serving:
         """The served versions by model."""
         return dict(self._good)
 
-    def _choose(self, live: Live, faults: dict[str, str]) -> str:
+    def _choose(self, live: Live, faults: dict[str, str]) -> str | None:
         before = [v for v in reversed(live.history) if v != live.version]
         good = self._good.get(live.model)
         for version in dict.fromkeys((live.version, *([good] if good else []), *before)):
@@ -67,6 +70,9 @@ class Serving:
                     logger(model=live.model, version=version).info("model.serving", before=good or "-")
                 self._good[live.model] = version
                 return version
+        if self.registry.is_older(live.version):
+            self._good.pop(live.model, None)
+            return None
         raise ModelUnavailable(
             f"no version of the {live.model} model can be read ({faults.get(live.version, live.version)}); "
             "restore its files or train again with `logweir train`"

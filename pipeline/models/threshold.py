@@ -10,25 +10,17 @@ template exceeds the threshold with the wanted chance. Free of torch: the drain 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
 from pipeline.models.evidence import Evidence, Normal
 from pipeline.models.prediction_bounds import ParetoTail, conformal, fit_pareto, upper_bound
-from pipeline.models.severity import GRAVE_WORDS
+from pipeline.models.severity import words
 from pipeline.records.levels import ERROR_LEVELS
 
 ANOMALOUS_SCORE: Final = 0.5
 CHANCE: Final = 0.05  # false alarms per new normal template, where no alert budget asks for fewer
-
-
-class Mode(StrEnum):
-    """The origin of a training sample."""
-
-    BASELINE = "baseline"  # known to be normal
-    SELF = "self"  # the very lines that are scored; faults may hide in it
 
 
 # Weights in logits; models/verdict.py adds them up.
@@ -48,7 +40,6 @@ _FAMILIAR_TROUBLE: Final = 0.5  # share of a prior above 0 that stays where ever
 # Least spread of surprisal (nats) and novelty: equal values must not make a hair-trigger.
 _SPREADS: Final = (0.25, 0.1)
 _LEAST_MARGIN: Final = 0.25  # of the threshold above the median, for the same reason
-_SCORES_MOST: Final = 400  # stored in the manifest, about 4 KiB
 _P_LEAST: Final = 1e-9  # no tail is known further
 
 Finite = Annotated[float, Meta(ge=-1e300, le=1e300)]
@@ -83,7 +74,6 @@ class Calibration:
     no held-out templates, so that evidence orders calm lines but flags none.
     """
 
-    mode: Mode
     method: Literal["conformal", "pot", "student", "none"]
     median: Finite  # Of the normalised scores of held-out templates, logits.
     threshold: Finite  # Likewise; a new calm template is flagged above it.
@@ -127,7 +117,7 @@ class Calibration:
         """The logit of the error word, 0 without one."""
         if evidence.severity is None:
             return 0.0
-        return WORD + _GRAVE_EXTRA * (evidence.severity in GRAVE_WORDS)
+        return WORD + _GRAVE_EXTRA * (evidence.severity in words().grave)
 
     def unusual(self, evidence: Evidence) -> bool:
         """Whether a line scores above half of the new normal templates."""
@@ -163,14 +153,14 @@ def with_word(excess: float, word: float) -> float:
     return excess + word if excess < 0 or word == 0 else math.hypot(excess, word)
 
 
-def calibrate(held_out: Sequence[Normal], *, mode: Mode, total: int, chance: float = CHANCE) -> Calibration:
+def calibrate(held_out: Sequence[Normal], *, total: int, chance: float = CHANCE) -> Calibration:
     """Calibration from one normal line per held-out template; `total`: training lines, with repetition.
 
     `chance`: that a new calm normal template is flagged. Lines with an error level or word are always
     flagged, so the threshold ignores them.
     """
     n = len(held_out)
-    common: dict[str, Any] = {"mode": mode, "held_out": n, "total": total, "chance": chance}
+    common: dict[str, Any] = {"held_out": n, "total": total, "chance": chance}
     if n < 2:
         return Calibration(method="none", median=0.0, threshold=0.0, **common)
     scaled = Calibration(
@@ -190,8 +180,6 @@ def calibrate(held_out: Sequence[Normal], *, mode: Mode, total: int, chance: flo
     calibration = replace(scaled, method=method, median=round(median, 4), threshold=threshold)
     scores = sorted(round(calibration.as_new(h.evidence, severe=h.severe), 4) for h in held_out)
     tail = fit_pareto(scores)
-    if n > _SCORES_MOST:
-        scores = [_quantile(scores, i / (_SCORES_MOST - 1)) for i in range(_SCORES_MOST)]
     return replace(calibration, scores=tuple(scores), tail=tail)
 
 

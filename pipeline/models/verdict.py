@@ -3,8 +3,8 @@
 The score is a logistic of a few added terms; a line is anomalous exactly when its score is at least 0.5. More
 evidence never lowers the score. For all data: a new calm template is flagged exactly above the threshold, and
 one with an error level or error word always. A variation of a known template needs an error-like sign *and*
-unlikely words. A pattern of a baseline is never flagged. Without a baseline an error level is always flagged,
-and an error word in a rare line.
+unlikely words. A pattern of a baseline is never flagged. In a template that is in no baseline, an error level
+is always flagged, and an error word in a rare line.
 """
 
 import math
@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import msgspec
 
-from pipeline.models.bundle import KnownPatterns
 from pipeline.models.evidence import Evidence
-from pipeline.models.threshold import ANOMALOUS_SCORE, LEVEL, WORD, Calibration, Mode, level_logit, with_word
+from pipeline.models.known.patterns import KnownPatterns
+from pipeline.models.threshold import ANOMALOUS_SCORE, LEVEL, WORD, Calibration, level_logit, with_word
 from pipeline.records.levels import ERROR_LEVELS
 from pipeline.records.verdict import UNCLASSIFIED, Reason, Verdict, reason
 
@@ -24,6 +24,8 @@ from pipeline.records.verdict import UNCLASSIFIED, Reason, Verdict, reason
 _UNSEEN_WORD: Final = 3.5  # an error word this log has never used, in a known template
 _VARIATION: Final = -2.5  # of a known template
 _BASELINE_KNOWN: Final = -6.0
+_NEWS_HALFWAY: Final = 20.0  # nats of a sentence whose score is in the middle of those of news
+_NEWS_SCORES: Final = 0.05  # from that of an anomalous line upwards
 
 
 def rarity(count: int, total: int) -> float:
@@ -38,34 +40,41 @@ def is_rare(count: int, total: int) -> bool:
     return rarity(count, total) >= 0.75
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """What training knows of the pattern and the template of a line; the counts are of occurrences there.
+
+    A variation of a frequent template is not rare. An error in a template that was always calm
+    (`template_severe` is False) counts like one in a new template.
+    """
+
+    count: int  # of the pattern
+    in_baseline: bool  # the pattern came in a baseline
+    template_new: bool  # no training line has the template
+    template_count: int = 0
+    template_severe: bool | None = None  # it had lines at an error-like level; None: not known
+    template_in_baseline: bool  # a line of it came in a baseline
+
+
 def conclude(
     evidence: Evidence,
     *,
     calibration: Calibration,
-    known_count: int,
-    template_new: bool,
+    past: Past,
     severe: bool,
     level: str | None,
-    template_id: int,
-    template_count: int | None = None,
-    template_severe: bool | None = None,
+    template_id: int | None,
 ) -> Verdict:
     """The verdict for one masked line. Pure; rising evidence never lowers the score.
 
-    `known_count`: occurrences of the pattern in training, 0 when it was not there. `template_new`:
-    no training line has its template. `severe`: seen at an error-like level (`level` refines it).
-    `template_count`: occurrences of the template in training, where known; a variation of a frequent
-    template is then not rare. `template_severe`: whether training saw the template at an error-like
-    level, where known; an error in a template that was always calm counts like one in a new template.
-
-    In Mode.SELF every distinct line is to be scored, those of the training too.
+    `severe`: seen at an error-like level, which `level` refines.
     """
     level_severe = severe or level in ERROR_LEVELS
     total = calibration.total
-    baseline = calibration.mode is Mode.BASELINE
-    seldom = rarity(max(known_count, template_count or 0), total)
+    seen = max(past.count, past.template_count)
+    seldom = rarity(seen, total)
 
-    if known_count > 0 and baseline:
+    if past.count > 0 and past.in_baseline:
         z = _BASELINE_KNOWN + seldom + 0.5 * level_severe
         return Verdict(
             template_id=template_id,
@@ -77,14 +86,14 @@ def conclude(
 
     excess = calibration.excess(evidence)
     word = calibration.word(evidence)
-    if template_new:
+    if past.template_new:
         z = calibration.as_new(evidence, severe=level_severe, level=level)
-    elif baseline:
-        turned = level_severe and template_severe is False
+    elif past.template_in_baseline:
+        turned = level_severe and past.template_severe is False
         word = min(_variation_word(evidence), WORD if turned else _UNSEEN_WORD)
         z = min(excess, 0.0) + (0.0 if turned else _VARIATION) + word + level_logit(level_severe, level)
     else:
-        rare = is_rare(max(known_count, template_count or 0), total)
+        rare = is_rare(seen, total)
         z = (
             with_word(excess if rare else min(excess, 0.0), word)
             + seldom
@@ -97,14 +106,14 @@ def conclude(
     score = _logistic(z)
     anomalous = score >= ANOMALOUS_SCORE
     reasons: list[str] = []
-    if template_new:
+    if past.template_new:
         reasons.append(reason(Reason.NEW_TEMPLATE))
     if level_severe or word > 0:
         reasons.append(reason(Reason.ERROR_SEVERITY, _severity_data(level, level_severe, evidence.severity)))
     if evidence.words and (anomalous or calibration.unusual(evidence)):
         reasons.append(reason(Reason.UNLIKELY_TOKENS, " ".join(evidence.words)))
-    if not template_new and is_rare(known_count, total):
-        reasons.append(reason(Reason.RARE, f"{known_count}/{total}"))
+    if not past.template_new and is_rare(past.count, total):
+        reasons.append(reason(Reason.RARE, f"{past.count}/{total}"))
     return Verdict(
         template_id=template_id,
         score=score,
@@ -142,17 +151,16 @@ class Knowledge:
     known: KnownPatterns
 
 
-def verdict_of(row: Mapping[str, Any], template_id: int, knowledge: Knowledge | None) -> Verdict:
+def verdict_of(row: Mapping[str, Any], template_id: int | None, knowledge: Knowledge | None) -> Verdict:
     """The verdict of one work row once its template is known: "warming" without a model.
 
-    A template is new when the training data has no line of it, nor of this text at this severity.
+    A template is new when the training data has no line of it, nor of this text at this severity. `row` may
+    name the workload, which decides how strange a calm line has to be.
     """
     past_limit = (reason(Reason.UNCLASSIFIED),) if template_id == UNCLASSIFIED else ()
     if knowledge is None:
         reasons = (reason(Reason.WARMING), *past_limit)
         return Verdict(template_id=template_id, score=None, anomalous=None, reasons=reasons)
-    count = knowledge.known.template_count(template_id) if template_id != UNCLASSIFIED else 0
-    familiar = knowledge.known.count(row["pattern_id"], severe=row["severe"])
     verdict = conclude(
         Evidence(
             surprisal=row["surprisal"],
@@ -164,15 +172,47 @@ def verdict_of(row: Mapping[str, Any], template_id: int, knowledge: Knowledge | 
             prior=row["prior"],
         ),
         calibration=knowledge.calibration,
-        known_count=familiar,
-        # Errors and calm lines of one text have two templates, of which training knows one.
-        template_new=count == 0 and familiar == 0,
+        past=_past(knowledge.known, row["pattern_id"], template_id, severe=row["severe"]),
         severe=row["severe"],
         level=row["level"],
         template_id=template_id,
-        template_count=count,
-        template_severe=knowledge.known.template_severe(template_id),
     )
+    verdict = _with_news(verdict, row, knowledge)
     return (
         msgspec.structs.replace(verdict, reasons=(*verdict.reasons, *past_limit)) if past_limit else verdict
+    )
+
+
+def _with_news(verdict: Verdict, row: Mapping[str, Any], knowledge: Knowledge) -> Verdict:
+    """A calm line that training never saw, and whose words never stood so, is anomalous because it was never
+    said. It opens no incident: the report lists the strangest ones, by their score."""
+    known, masked = knowledge.known, row.get("masked")
+    if verdict.anomalous or row["severe"] or row["pattern_id"] in known:
+        return verdict
+    if known.sentences is None or masked is None:  # the judge asks without the text
+        return verdict
+    news = known.sentences.news(masked, row.get("workload") or "")
+    if news is None:
+        return verdict
+    data = f"{knowledge.calibration.total} {news.usual}".rstrip()
+    # Rises with the strangeness, and stays below that of nearly all other anomalous lines.
+    score = round(ANOMALOUS_SCORE + _NEWS_SCORES * news.nats / (news.nats + _NEWS_HALFWAY), 6)
+    reasons = tuple(r for r in verdict.reasons if r.partition(":")[0] != Reason.RARE)
+    said = (*reasons, reason(Reason.NEVER_SAID, data))
+    return msgspec.structs.replace(verdict, score=score, anomalous=True, reasons=said)
+
+
+def _past(known: KnownPatterns, pattern_id: int, template_id: int | None, *, severe: bool) -> Past:
+    # Lines past a template limit share an id, and nothing else.
+    template = None if template_id == UNCLASSIFIED else template_id
+    count = known.count(pattern_id, severe=severe)
+    template_count = known.template_count(template)
+    return Past(
+        count=count,
+        in_baseline=known.in_baseline(pattern_id),
+        # Errors and calm lines of one text have two templates, of which training knows one.
+        template_new=template_count == 0 and count == 0,
+        template_count=template_count,
+        template_severe=None if template is None else known.template_severe(template),
+        template_in_baseline=template is not None and known.template_in_baseline(template),
     )

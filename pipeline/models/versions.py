@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
-from pipeline.errors import BadBundle, StoreUnavailable
+from pipeline.errors import BadBundle, OlderBundle, StoreUnavailable
 from pipeline.logs import logger
 from pipeline.models.bundle import FILE_CAPS, MANIFEST, OPTIONAL_CAPS, Manifest, load_manifest
 from pipeline.store.artifacts import Artifacts
@@ -35,6 +35,8 @@ COPIES: Final = 10
 USED_S: Final = 3_600.0
 # A fetch of the largest bundle over a slow line. A holder of the lock that is older was stopped.
 FETCH_WAIT_S: Final = 120.0
+# A leftover that nobody wrote to for this long belongs to a killed process.
+LEFTOVER_S: Final = 3_600.0
 FETCH_POLL_S: Final = 0.05
 _MANIFEST_MOST: Final = 1 << 20
 _CAPS: Final = FILE_CAPS | OPTIONAL_CAPS
@@ -63,6 +65,19 @@ class Versions:
     def manifest(self, version: str) -> Manifest:
         """The manifest in the store; its artifacts are not looked at. Raises BadBundle, StoreUnavailable."""
         return Manifest.from_json(self._manifest_text(version))
+
+    def is_older(self, version: str) -> bool:
+        """Whether an older build made this version; False also where nobody can tell.
+
+        This machine's copy is asked before the store, which may be away."""
+        path = self.place(version) / MANIFEST
+        try:
+            Manifest.from_json(path.read_bytes() if path.is_file() else self._manifest_text(version))
+        except OlderBundle:
+            return True
+        except (BadBundle, StoreUnavailable, OSError):
+            return False
+        return False
 
     def complete(self, version: str, sizes: dict[str, int]) -> Manifest:
         """The manifest of a version whose artifacts are all there, by their sizes (`Artifacts.sizes`).
@@ -113,6 +128,8 @@ class Versions:
                 with self._single_flight(version):
                     if not (folder / MANIFEST).is_file():
                         self._fetch(version, folder)
+            except OlderBundle:
+                raise
             except (BadBundle, StoreUnavailable) as exc:
                 raise BadBundle(f"{version} cannot be fetched: {exc}") from exc
             except OSError as exc:
@@ -130,6 +147,8 @@ class Versions:
         Raises BadBundle."""
         try:
             return load(self.local(version))
+        except OlderBundle:
+            raise  # whole: another copy would be the same
         except BadBundle as exc:
             try:
                 stored = self.stored(version)
@@ -160,18 +179,25 @@ class Versions:
     def sweep(self) -> int:
         """Removes artifacts that no version names, and what killed writers left. Raises StoreUnavailable.
 
-        A version whose manifest cannot be read keeps all artifacts: nobody knows which are its own."""
+        A living process may still be writing what changed lately, so only old leftovers go. A version whose
+        manifest cannot be read keeps all artifacts: nobody knows which are its own."""
         for path in self.directory.glob(".m*"):
-            if path.suffix in (".tmp", ".gone"):
-                shutil.rmtree(path, ignore_errors=True)
-            elif path.suffix == ".lock" and not (self.directory / path.stem[1:]).exists():
-                path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._sweep_leftover(path)
         self.objects.sweep(PREFIX)
         try:
             manifests = [self.manifest(version) for version in self.names()]
         except BadBundle:
             return 0
         return self.artifacts.sweep({file.sha256 for m in manifests for file in m.files.values()})
+
+    def _sweep_leftover(self, path: Path) -> None:
+        """Removes one leftover of a killed writer. Raises OSError."""
+        if path.suffix == ".lock":
+            if not (self.directory / path.stem[1:]).exists() and _is_old(path):
+                path.unlink(missing_ok=True)
+        elif path.suffix in (".tmp", ".gone") and _is_old(path):
+            shutil.rmtree(path, ignore_errors=True)
 
     def note(self, version: str) -> bytes | None:
         """The note of a version. Raises StoreUnavailable."""
@@ -227,6 +253,7 @@ class Versions:
         """One process of this machine fetches a version, the others wait for it. Raises OSError."""
         self.directory.mkdir(parents=True, exist_ok=True)
         with (self.directory / f".{version}.lock").open("a") as handle:
+            os.utime(handle.fileno())  # `sweep` keeps a lock that was used lately
             until = time.monotonic() + FETCH_WAIT_S
             while time.monotonic() < until:
                 try:
@@ -235,6 +262,14 @@ class Versions:
                 except BlockingIOError:
                     time.sleep(FETCH_POLL_S)
             yield  # after that time without it: a second fetch costs time and harms nothing
+
+
+def _is_old(path: Path) -> bool:
+    """Whether nothing was written to a leftover for so long that its writer must be dead. Raises OSError.
+
+    A folder's own time changes when a file begins in it, so the files count as well."""
+    newest = max(one.stat().st_mtime for one in (path, *path.glob("*")))
+    return newest < time.time() - LEFTOVER_S
 
 
 def checked_version(version: str) -> str:

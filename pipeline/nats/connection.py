@@ -21,6 +21,7 @@ from nats.js import JetStreamContext
 from pipeline.errors import SourceUnavailable
 from pipeline.logs import logger
 from pipeline.settings.nats import PLAIN, TLS, NatsSource
+from pipeline.upkeep import start_thread
 
 T = TypeVar("T")
 CONNECT_S: Final = 5.0
@@ -44,8 +45,7 @@ class NatsConnection:
         self._opening = threading.Lock()
         self._closed = False
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="nats", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("nats", self._loop.run_forever)
         # The library repeats each failed try; `fault` says it.
         quiet = logging.getLogger("nats.aio.client")
         quiet.addHandler(logging.NullHandler())

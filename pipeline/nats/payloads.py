@@ -4,7 +4,7 @@ The numbers and types of the fields are those of rancher/opni, log_anomaly_paylo
 names of the fields, without those that are empty. Unknown fields are dropped, as Opni's services do.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -142,11 +142,6 @@ def payload_lists(documents: Iterable[Payload], most_bytes: int) -> list[tuple[l
     if some:
         found.append((some, b"".join(parts)))
     return found
-
-
-def list_bytes(documents: Sequence[Payload]) -> bytes:
-    """One `PayloadList` on the wire."""
-    return bytes(_LIST(items=[_message(document) for document in documents]).SerializeToString())
 
 
 def _message(document: Payload) -> Any:

@@ -21,6 +21,7 @@ import redis
 from pipeline.errors import RedisUnavailable
 from pipeline.redis.connection import answering
 from pipeline.redis.keys import Keys
+from pipeline.upkeep import FaultSeries, UpkeepThread
 
 PUSH_S: Final = 2.0
 OTHER: Final = "other"
@@ -39,7 +40,7 @@ LEASES: Final = ("drain", "training", "share", OTHER)
 TRAININGS: Final = ("published", "kept", "failed", "cancelled")
 # Of what is found in no single line: rules of sessions, rates of templates, their numbers.
 FOUND: Final = (
-    "session-event", "session-length", "session-counts", "session-order", "session-missing",
+    "session-event", "session-counts", "session-order", "session-missing",
     "rate-burst", "rate-silence", "rate-mix", "number-shift", "number-outlier", OTHER,
 )  # fmt: skip
 # What programs send lines in.
@@ -198,11 +199,6 @@ INFERENCE_SECONDS: Final = Meter(
     labels={"outcome": SERVED_OUTCOMES},
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
 )
-RECOGNISED: Final = Meter(
-    name="logweir_intake_recognised_total",
-    about="Lines of samples of senders: of a known format, with fields of their protocol, or of no format.",
-    labels={"protocol": PROTOCOLS, "as": ("format", "fields", "none")},
-)
 MESSAGES_DROPPED: Final = Meter(
     name="logweir_intake_dropped_total",
     about="Datagrams for which there was no room, in the intake or in the kernel's buffer before it.",
@@ -358,11 +354,6 @@ def nats_published(messages: int, *, known: int) -> None:
     _count(NATS_PUBLISHED, known, "known")
 
 
-def lines_recognised(protocol: str, kind: str, lines: int) -> None:
-    """So many lines of a sample of a sender were looked at."""
-    _count(RECOGNISED, lines, protocol, kind)
-
-
 def started(role: str) -> None:
     """A worker process of a role begins."""
     _count(STARTS, 1, role)
@@ -418,12 +409,12 @@ def field_name(name: str, labels: Mapping[str, str]) -> str:
     return "|".join((name, *(f"{label}={value}" for label, value in labels.items())))
 
 
-class Pusher(threading.Thread):
+class Pusher(UpkeepThread):
     """Adds what this process has counted to the hash of its role. Redis being away only delays it: what was
     not pushed stays counted here, in as many numbers as there are labels."""
 
     def __init__(self, client: "redis.Redis", keys: Keys, role: str) -> None:
-        super().__init__(name="metrics", daemon=True)
+        super().__init__("metrics")
         self.client = client
         self.key = keys.metrics(role)
         self._registry = _registry()[0]
@@ -431,9 +422,10 @@ class Pusher(threading.Thread):
         self._one = threading.Lock()
         self._stopping = threading.Event()
 
-    def run(self) -> None:
+    def work(self) -> None:
+        faults = FaultSeries("metrics.not_pushed", RedisUnavailable, redis.RedisError)
         while not self._stopping.wait(PUSH_S):
-            with contextlib.suppress(RedisUnavailable, redis.RedisError):
+            with faults.outlived():  # such as OSError without a free file; the next push has all of it
                 self.push()
 
     def push(self) -> None:

@@ -90,7 +90,12 @@ class Presence:
             self.client.hdel(self.keys.serving, name)
 
     def serves(self, name: str, versions: Mapping[str, str]) -> None:
-        """Say which version of each model a worker answers under from now on."""
+        """Say which version of each model a worker answers under from now on; without any, its last report
+        goes."""
+        if not versions:
+            with answering():
+                self.client.hdel(self.keys.serving, name)
+            return
         entry = Served(versions=dict(versions), since_ms=now_ms(self.client))
         with answering():
             self.client.hset(self.keys.serving, name, json.dumps(asdict(entry)))

@@ -204,25 +204,38 @@ class _Requests:
         size: int,
         filters: Sequence[dict[str, Any]],
     ) -> Iterator[dict[str, Any]]:
-        """The buckets of a composite aggregation, page by page."""
-        composite: dict[str, Any] = {"size": size, "sources": list(sources)}
-        while True:
-            if self._stop.is_set():
-                raise AnswerCancelled("the question was cancelled")
-            body = {
-                "size": 0,
-                "query": {"bool": {"filter": list(filters)}},
-                "aggs": {"patterns": {"composite": composite, **({"aggs": each} if each else {})}},
-            }
-            with translate_errors(f"results cannot be read from {self._index}", SourceUnavailable):
-                answer = self._client.search(
-                    index=self._index, body=body, params={"allow_partial_search_results": "false"}
-                )
-            page = answer.get("aggregations", {}).get("patterns", {})
-            yield from page.get("buckets", [])
-            if "after_key" not in page:
-                return
-            composite = {**composite, "after": page["after_key"]}
+        return composite_buckets(
+            self._client, self._index, sources, each, size=size, filters=filters, stop=self._stop
+        )
+
+
+def composite_buckets(
+    client: OpenSearch,
+    index: str,
+    sources: Sequence[dict[str, Any]],
+    each: dict[str, Any],
+    *,
+    size: int,
+    filters: Sequence[dict[str, Any]],
+    stop: threading.Event,
+) -> Iterator[dict[str, Any]]:
+    """The buckets of a composite aggregation, page by page. Raises SourceUnavailable, AnswerCancelled."""
+    composite: dict[str, Any] = {"size": size, "sources": list(sources)}
+    while True:
+        if stop.is_set():
+            raise AnswerCancelled("the question was cancelled")
+        body = {
+            "size": 0,
+            "query": {"bool": {"filter": list(filters)}},
+            "aggs": {"patterns": {"composite": composite, **({"aggs": each} if each else {})}},
+        }
+        with translate_errors(f"results cannot be read from {index}", SourceUnavailable):
+            answer = client.search(index=index, body=body, params={"allow_partial_search_results": "false"})
+        page = answer.get("aggregations", {}).get("patterns", {})
+        yield from page.get("buckets", [])
+        if "after_key" not in page:
+            return
+        composite = {**composite, "after": page["after_key"]}
 
 
 def of_templates(template_ids: Sequence[int]) -> dict[str, Any]:

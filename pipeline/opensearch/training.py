@@ -21,7 +21,7 @@ from pipeline.records.schema import LEARN_SCHEMA, UTC_US, of_lines
 from pipeline.settings import Settings
 
 # As text: documents of other programs may hold numbers as strings and the reverse.
-_FIELDS: Final = dict.fromkeys(LEARN_SCHEMA, pl.String) | {"anomalous": pl.Boolean}
+_FIELDS: Final = dict.fromkeys(LEARN_SCHEMA, pl.String) | {"anomalous": pl.Boolean, "timed": pl.Boolean}
 _EPOCH_MS: Final = r"^(-?\d{1,15})$"
 
 
@@ -99,7 +99,7 @@ def _decoded(text: str, decode: scan.Decode) -> pl.DataFrame:
 
 def _plain(source: Mapping[str, Any]) -> dict[str, Any]:
     row = {name: scan.as_text(source.get(name)) for name in _FIELDS}
-    return row | {"anomalous": source.get("anomalous") is True}
+    return row | {"anomalous": source.get("anomalous") is True, "timed": source.get("timed") is not False}
 
 
 def _learn(rows: pl.DataFrame) -> pl.DataFrame:

@@ -1,7 +1,6 @@
 """A batch: records that are accepted together, the unit of delivery. Importing it needs no Polars."""
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -12,14 +11,23 @@ from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
 if TYPE_CHECKING:
     import polars as pl
 
-# Of version 1 frames were Arrow files. Of version 2 all pushed payloads were packed by zlib.
-WIRE_VERSION: Final = 3
-# The version of batches without a payload by Zstandard, so that workers of that build read them too.
-FRAME_WIRE: Final = 2
+WIRE_VERSION: Final = 1  # of payloads, and of the work of stages
 # The workload of a batch whose records name their own. Names of workloads are printable, this is not.
 SEVERAL: Final = "\tseveral"
 PREFIX_BYTES: Final = 8  # of the length of a part of a digest
 MAX_NAME: Final = 200  # characters of a workload or batch id: names become part of keys and file names
+# Of patterns of workloads. A workload that a sender calls `*` would otherwise name all of them in a silence.
+WILDCARDS: Final = "*?"
+
+
+def is_workload_name(text: str) -> bool:
+    """Whether a text can be the name of a workload as it stands."""
+    return 0 < len(text) <= MAX_NAME and text.isprintable() and not any(c in text for c in WILDCARDS)
+
+
+def as_workload_name(text: str) -> str:
+    """A text from elsewhere as the name of a workload, of any length: other characters stand as `_`."""
+    return "".join(c if c.isprintable() and c not in WILDCARDS else "_" for c in text)
 
 
 class Purpose(StrEnum):
@@ -27,6 +35,14 @@ class Purpose(StrEnum):
 
     SCORE = "score"
     BASELINE = "baseline"
+
+
+class LearntFrom(StrEnum):
+    """What a training learns a workload from."""
+
+    BASELINE = "baseline"  # lines that people declared normal, of any time
+    RESULTS = "results"  # lines that the pipeline has stored, in which faults may hide
+    DOCUMENTS = "documents"  # of other programs, in OpenSearch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +76,10 @@ class Batch:
 
 def digest(*parts: str | bytes, size: int = 8) -> str:
     """Hex blake2b of the parts, length-prefixed so that no two part lists collide."""
-    return digest_of_prefixed((piece for part in parts for piece in prefixed(part)), size=size)
-
-
-def digest_of_prefixed(pieces: Iterable[bytes | memoryview], *, size: int = 8) -> str:
-    """`digest` of parts that have their length in front (`prefixed`), in pieces of any size."""
     h = hashlib.blake2b(digest_size=size)
-    for piece in pieces:
-        h.update(piece)
+    for part in parts:
+        for piece in prefixed(part):
+            h.update(piece)
     return h.hexdigest()
 
 

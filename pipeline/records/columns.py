@@ -158,6 +158,13 @@ def kinds(column: pl.Series) -> tuple[pl.Series, pl.Series]:
     return column[first], codes
 
 
+def mapped_numbers(column: pl.Series, meaning: Callable[[int], str | None]) -> pl.Series:
+    """The meaning of each number of a column of texts, null for other texts."""
+    numbers = column.cast(pl.Int32, strict=False)
+    known = {number: meaning(number) for number in numbers.unique().drop_nulls().to_list()}
+    return numbers.replace_strict(known, default=None, return_dtype=pl.String)
+
+
 def repeats(column: pl.Series, share: float) -> bool:
     """Whether at most this share of the first rows is distinct."""
     looked_at = column.head(LOOKED_AT)

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from pipeline.errors import BadPayload, TooNew
-from pipeline.records.batch import FRAME_WIRE, SEVERAL, WIRE_VERSION, Batch, Purpose
+from pipeline.records.batch import SEVERAL, WIRE_VERSION, Batch, Purpose
 
 # Marks the ids of halves, and is refused in other ids: a half never replaces a batch of a sender.
 HALF: Final = "~"
@@ -145,11 +145,11 @@ class Meta:
         names = [name for name in cls.__dataclass_fields__ if name != "batch_id"]
         return cls(**{name: getattr(batch, name) for name in names})
 
-    def dump(self, *, wire: int = FRAME_WIRE) -> str:
+    def dump(self) -> str:
         """JSON with the wire version of the batch's payload."""
         fields = msgspec.to_builtins(self)
         del fields["batch_id"]
-        return msgspec.json.encode({"wire": wire, **fields}).decode()
+        return msgspec.json.encode({"wire": WIRE_VERSION, **fields}).decode()
 
     @classmethod
     def load(cls, text: str | bytes, batch_id: str = "") -> "Meta":

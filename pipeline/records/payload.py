@@ -4,31 +4,20 @@ Only the reader and writer of frames need Polars, and only those of dense payloa
 imports either with them.
 """
 
-import itertools
 import zlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pipeline.errors import BadPayload
-from pipeline.records.batch import (
-    FRAME_WIRE,
-    PREFIX_BYTES,
-    WIRE_VERSION,
-    Batch,
-    digest,
-    digest_of_prefixed,
-    prefixed,
-)
+from pipeline.records.batch import Batch, digest
 from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
 from pipeline.records.wire import Codec
 
 if TYPE_CHECKING:
     import polars as pl
 
-# Begins a pushed payload; an Arrow stream begins with 0xFF, a file of a build before with ARROW1.
-MAGIC: Final = b"PUSHED\x00"
-DENSE_MAGIC: Final = b"PUSHED\x01"  # by Zstandard
-MARK_BYTES: Final = len(MAGIC)  # of each
+# Begins a pushed payload. A frame has its size there, which is not as large as these numbers are.
+MAGIC: Final = b"\0PUSHED\xf0"
+DENSE_MAGIC: Final = b"\0PUSHED\xf1"  # by Zstandard
 # zlib takes three times as long as Zstandard, for half as many bytes more. A producer in other people's
 # services has only zlib: Zstandard would take 22 MB of their disk.
 _LEVEL: Final = 1  # of both
@@ -36,15 +25,12 @@ _CODEC: Final[Codec[Pushed]] = Codec(Pushed, version=1, what="a pushed batch")  
 
 
 class Packed(NamedTuple):
-    """A batch's records for the ledger. `content` tells batches of one id apart; `records` counts at most.
-
-    `wire`: the oldest wire version whose builds read it."""
+    """A batch's records for the ledger. `content` tells batches of one id apart; `records` counts at most."""
 
     blob: bytes
     content: str
     lines: int
     records: int
-    wire: int
 
 
 def pack(batch: Batch, *, zstd: bool = False) -> Packed:
@@ -53,12 +39,12 @@ def pack(batch: Batch, *, zstd: bool = False) -> Packed:
     if isinstance(records, PushedLines | PushedRecords):
         data = _CODEC.pack(records)
         content = batch.content or digest(batch.workload, data)
-        blob, wire = (_dense(data), WIRE_VERSION) if zstd else (_compressed(data), FRAME_WIRE)
-        return Packed(blob, content, batch.physical_lines, records.height, wire)
+        blob = _dense(data) if zstd else MAGIC + zlib.compress(data, _LEVEL)
+        return Packed(blob, content, batch.physical_lines, records.height)
     from pipeline.records.schema import pack_frame
 
     content = batch.content or _content(batch.workload, records)
-    return Packed(pack_frame(records), content, batch.physical_lines, records.height, FRAME_WIRE)
+    return Packed(pack_frame(records), content, batch.physical_lines, records.height)
 
 
 def content_of(workload: str, records: Pushed) -> str:
@@ -66,15 +52,9 @@ def content_of(workload: str, records: Pushed) -> str:
     return digest(workload, _CODEC.pack(records))
 
 
-def pack_pushed(records: Pushed, *, source: bytes) -> bytes:
-    """The payload of some records of a batch, packed as its own is. `source`: that payload, or its first
-    MARK_BYTES. Builds that read the batch read this one too, so the wire version of its entry still holds."""
-    pack = _dense if source.startswith(DENSE_MAGIC) else _compressed
-    return pack(_CODEC.pack(records))
-
-
-def _compressed(data: bytes) -> bytes:
-    return MAGIC + zlib.compress(data, _LEVEL)
+def pack_pushed(records: Pushed) -> bytes:
+    """The payload of some records of a batch."""
+    return _dense(_CODEC.pack(records))
 
 
 def _dense(data: bytes) -> bytes:
@@ -138,34 +118,10 @@ def _records(data: bytes, size: int) -> Pushed:
 
 
 def _content(workload: str, records: "pl.DataFrame") -> str:
-    """Hashed by value: another Polars may write the same records as other bytes. Raw lines fill three
-    columns."""
-    filled = [name for name in records.columns if records[name].null_count() < records.height]
-    heads = (piece for name in (workload, *filled) for piece in prefixed(name))
-    values = itertools.chain.from_iterable(_prefixed_values(records[name]) for name in filled)
-    return digest_of_prefixed(itertools.chain(heads, values))
-
-
-def _prefixed_values(column: "pl.Series") -> Iterator[bytes | memoryview]:
-    """The values of a column as `str` writes them, each with its length in front."""
-    import numpy as np
+    """Hashed by value: another Polars may write the same records as other bytes. No text holds a NUL. Raw
+    lines fill three columns."""
     import polars as pl
 
-    if column.dtype != pl.String and not column.dtype.is_integer():
-        yield from itertools.chain.from_iterable(map(prefixed, map(str, column.to_list())))
-        return
-    if column.dtype.is_integer() and not column.null_count() and column.min() == column.max():
-        yield b"".join(prefixed(str(column[0]))) * column.len()  # most records are one line
-        return
-    # Each value as a string of Python took as long as all other work on it.
-    texts = column.cast(pl.String)
-    if texts.null_count():
-        texts = texts.fill_null("None")
-    sizes = texts.str.len_bytes().to_numpy().astype(np.int64)
-    data = bytearray(texts.str.join(bytes(PREFIX_BYTES).decode()).cast(pl.Binary).item())
-    ends = np.cumsum(sizes[:-1] + PREFIX_BYTES) - PREFIX_BYTES
-    values = np.frombuffer(data, dtype=np.uint8)
-    for place in range(-(-int(sizes.max()).bit_length() // 8)):
-        values[ends + place] = sizes[1:] >> (8 * place) & 0xFF
-    yield int(sizes[0]).to_bytes(PREFIX_BYTES, "little")
-    yield memoryview(data)
+    filled = [name for name in records.columns if records[name].null_count() < records.height]
+    texts = (records[name].cast(pl.String).fill_null("\0").str.join("\n\0").item() for name in filled)
+    return digest(workload, *filled, *texts)

@@ -6,7 +6,7 @@ finds the formats and builds the columns of RAW_SCHEMA (sources/pushed.py).
 
 import itertools
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, TypeVar
 
@@ -24,6 +24,9 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 # The times that a `datetime` in UTC can be, in microseconds since 1970.
 EARLIEST: Final = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 LATEST: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+MOST_STREAMS: Final = 2**32
+# The member of a joined record's raw text with the id and the line of each other document in it.
+JOINED: Final = "joined_documents"
 # A line that begins with a blank continues the record before it, as in a stack trace.
 _FLUSH_LEFT: Final = re.compile(r"^\S", re.MULTILINE)
 
@@ -75,6 +78,10 @@ class PushedRecords(msgspec.Struct, frozen=True, array_like=True, tag="records")
     places: list[int] | None = None  # of each in the batch that it came with; None: from 1 on
     # As `timestamps`, for records in whose text stage ingest finds no time. A record has one of the two.
     untimed: list[Annotated[int, msgspec.Meta(ge=EARLIEST, le=LATEST)] | None] | None = None
+    # The number of the stream that a record is the next line of, None for a record by itself. Stage ingest
+    # joins the lines of a stream as those of a file. None: no record is a line of a stream.
+    streams: list[Annotated[int, msgspec.Meta(ge=0, le=MOST_STREAMS)] | None] | None = None
+    lines_inside: list[str | None] | None = None  # the line of a record whose raw text holds more than it
 
     @property
     def texts(self) -> list[str]:
@@ -100,6 +107,8 @@ class PushedRecords(msgspec.Struct, frozen=True, array_like=True, tag="records")
             self.workloads,
             self.places,
             self.untimed,
+            self.streams,
+            self.lines_inside,
         )
 
     def take(self, rows: Sequence[int], *, named: bool = False) -> "PushedRecords":
@@ -119,6 +128,8 @@ class PushedRecords(msgspec.Struct, frozen=True, array_like=True, tag="records")
             workloads=some(self.workloads) if named else None,
             places=[row + 1 for row in rows] if self.places is None else some(self.places),
             untimed=some(self.untimed),
+            streams=some(self.streams),
+            lines_inside=some(self.lines_inside),
         )
 
     def rows_by_workload(self) -> dict[str, list[int]]:
@@ -179,7 +190,28 @@ def joined_records(parts: Sequence[PushedRecords]) -> PushedRecords:
                 [None] * n if value is None else value for value, n in zip(values, heights, strict=True)
             )
             columns[name] = list(itertools.chain.from_iterable(filled))
+    if "streams" in columns:
+        columns["streams"] = _apart(columns["streams"], heights)
     return PushedRecords(**columns)
+
+
+def _apart(streams: Sequence[int | None], heights: Sequence[int]) -> list[int | None]:
+    """The numbers of the streams of several parts: no part goes on with a stream of another one."""
+    found: list[int | None] = []
+    above = at = 0
+    for height in heights:
+        part = streams[at : at + height]
+        at += height
+        most = max((number for number in part if number is not None), default=-1)
+        found += part if not above else [None if number is None else number + above for number in part]
+        above += most + 1
+    return found
+
+
+def stream_numbers(keys: Iterable[Hashable]) -> list[int | None]:
+    """The number of each stream by its key, in the order of their first records."""
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(key, len(numbers)) for key in keys]
 
 
 def column_of(values: list[T | None]) -> list[T | None] | None:

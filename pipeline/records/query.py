@@ -3,13 +3,14 @@
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import polars as pl
 
 from pipeline.records.batch import digest
-from pipeline.records.schema import UTC_US
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +58,15 @@ class Query:
         """Equal queries have equal keys."""
         return digest(json.dumps(self.to_json(), sort_keys=True))
 
-    def selects(self) -> pl.Expr:
+    def selects(self) -> "pl.Expr":
         """The selection on the columns workload, timestamp, anomalous and message; every store uses it.
 
         A record without a time is in no span; an unjudged record is not anomalous. Words are never patterns,
         and the empty word selects nothing."""
+        import polars as pl
+
+        from pipeline.records.schema import UTC_US
+
         wanted = pl.lit(value=True)
         if self.workloads:
             wanted &= pl.col("workload").is_in(list(self.workloads))

@@ -21,12 +21,12 @@ class Reason(StrEnum):
     UNLIKELY_TOKENS = "unlikely-tokens"  # data: the words, most surprising first, space separated
     RARE = "rare"  # data: "count/total" in the training data
     ERROR_SEVERITY = "error-severity"  # data: the level or the word that says so
+    NEVER_SAID = "never-said"  # a calm sentence unlike all of the training data; data: "total usual-word"
     WARMING = "warming"  # no model yet: neither normal nor anomalous
     MARKED = "marked"  # by a person; data: "normal by NAME" or "anomalous by NAME"
     UNCLASSIFIED = "unclassified"  # past the template limit of its workload
     # Of a session, not of a line (watching/sessions/model.py); data begins with the template id.
     SESSION_EVENT = "session-event"  # an event that no normal session has
-    SESSION_LENGTH = "session-length"  # data: "length/shortest-longest"
     SESSION_COUNTS = "session-counts"  # data: "id here/usual"
     SESSION_ORDER = "session-order"  # data: "id after id", "id first" or "id last"
     SESSION_MISSING = "session-missing"  # data: "id after id ms n/of", with " late ms" if it came
@@ -45,11 +45,12 @@ def reason(name: Reason, data: str = "") -> str:
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The answer for one masked line under one model version.
 
+    `template_id` is None where no template covers the line and none is made, as in an export.
     `score` is 0..1, higher is more anomalous; None, with `anomalous` None, while warming. `p_value`, in (0,
     1], is the share of normal unseen templates that would score at least as high; None without a measurement.
     """
 
-    template_id: int
+    template_id: int | None
     score: float | None
     anomalous: bool | None
     reasons: tuple[str, ...]

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+_SHARED: Final = "shared"  # SHARED of redis/keys.py, which lies on the same floor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,11 +15,24 @@ class Live:
     generation: int
     token: int
     published: str
-    model: str = "shared"  # SHARED of redis/keys.py
+    model: str = _SHARED
     previous: str = ""
     how: str = "published"
     published_ms: int = 0
     history: tuple[str, ...] = ()
+
+
+def outdated_words(live: Live) -> str:
+    """That an older build made a live version: what happens to lines, and the remedy."""
+    shared = live.model == _SHARED
+    whose, train = (
+        ("", "logweir train") if shared else (f" of {live.model}", f"logweir train --workload {live.model}")
+    )
+    so = "lines are stored without a verdict" if shared else "the shared model answers"
+    return (
+        f"an older build made the live model{whose}, {live.version}, and this one cannot read it; {so} until "
+        f"`{train}` has learnt a new one"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

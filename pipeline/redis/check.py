@@ -1,28 +1,36 @@
 """Whether the Redis that was named can serve, asked before anything starts."""
 
+from collections.abc import Mapping
 from typing import Final
 
 import redis
 from redis.sentinel import MasterNotFoundError
 
-from pipeline.errors import BadInput
+from pipeline.errors import BadInput, NoRedis
 from pipeline.redis.connection import is_demoted, is_refusal, open_pool
 from pipeline.redis.tls import REMEDIES, failure, remedy_in
 from pipeline.settings import Settings
 from pipeline.settings.values import SENTINELS_TLS_SCHEME, masked_url
 
-OLDEST_REDIS: Final = (6, 2)
+OLDEST_REDIS: Final = (7, 0)
+OLDEST: Final = "Redis 7.0 or Valkey"
 CHECK_S: Final = 5.0
 # Reads the clock and writes, as every script of ours does.
-PROBE: Final = (
-    "if redis.replicate_commands then redis.replicate_commands() end "
-    "redis.call('TIME') redis.call('SET', KEYS[1], '1', 'EX', 5) return 1"
-)
+PROBE: Final = "redis.call('TIME') redis.call('SET', KEYS[1], '1', 'EX', 5) return 1"
 
 
-def check_redis(settings: Settings, *, timeout_s: float = CHECK_S) -> None:
-    """Raises BadInput in one sentence when the Redis cannot be used: unreachable, wrong password, too old,
-    full."""
+def product(facts: Mapping[str, object]) -> str:
+    """Name and version from the answer to INFO server, where a Valkey calls itself a Redis 7.2 as well."""
+    if "valkey_version" in facts:
+        return f"Valkey {facts['valkey_version']}"
+    return f"Redis {facts.get('redis_version', 'of unknown version')}"
+
+
+def check_redis(settings: Settings, *, timeout_s: float = CHECK_S, writes: bool = True) -> None:
+    """Raises BadInput in one sentence when the Redis cannot be used: wrong password, too old, full; NoRedis
+    while none answers.
+
+    `writes`: False for a command that only asks, which also works while the disk of Redis is full."""
     url = masked_url(settings.redis.url or "")
     try:
         # Short time-outs and no second try: somebody waits for the answer.
@@ -35,8 +43,11 @@ def check_redis(settings: Settings, *, timeout_s: float = CHECK_S) -> None:
             )
         version = str(client.info("server")["redis_version"])
         if tuple(int(x) for x in version.split(".")[:2]) < OLDEST_REDIS:
-            raise BadInput(f"Redis at {url} is version {version}; at least 6.2 is needed")
-        _try_rights(client, settings.redis.key_prefix)
+            raise BadInput(f"Redis at {url} is version {version}; at least {OLDEST} is needed")
+        if writes:
+            _try_rights(client, settings.redis.key_prefix)
+        else:
+            client.get(f"{settings.redis.key_prefix}:probe")
     except MasterNotFoundError as exc:
         remedied = remedy_in(str(exc)) or "start the sentinels and Redis, or correct REDIS_URL"
         raise BadInput(f"{exc}; {remedied} ({url})") from exc
@@ -46,12 +57,17 @@ def check_redis(settings: Settings, *, timeout_s: float = CHECK_S) -> None:
         ) from exc
     except redis.ResponseError as exc:
         raise BadInput(f"Redis at {url} {_refusal(exc)}") from exc
+    except redis.BusyLoadingError as exc:
+        raise NoRedis(f"Redis at {url} still reads its data ({exc}); try again", loading=True) from exc
     except redis.TimeoutError as exc:
-        raise BadInput(
+        raise NoRedis(
             f"Redis at {url} did not answer within {timeout_s:.0f} s; look after it or correct REDIS_URL"
         ) from exc
     except redis.ConnectionError as exc:
-        raise BadInput(f"Redis at {url} {_silence(exc, url)}") from exc
+        text, tls = str(exc), url.startswith(("rediss://", SENTINELS_TLS_SCHEME))
+        if cause := failure(text, tls=tls):
+            raise BadInput(f"Redis at {url} {cause} ({text}); {REMEDIES[cause]}") from exc
+        raise NoRedis(f"Redis at {url} does not answer ({text}); start it or correct REDIS_URL") from exc
     except (redis.RedisError, ValueError, KeyError, TypeError) as exc:
         raise BadInput(f"{url} is no usable Redis ({exc}); correct REDIS_URL") from exc
 
@@ -70,14 +86,6 @@ def _try_rights(client: "redis.Redis", prefix: str) -> None:
     client.eval(PROBE, 1, f"{{{prefix}}}:probe")
 
 
-def _silence(error: Exception, url: str) -> str:
-    """Why no connection came about, and what to do about it."""
-    text, tls = str(error), url.startswith(("rediss://", SENTINELS_TLS_SCHEME))
-    if cause := failure(text, tls=tls):
-        return f"{cause} ({text}); {REMEDIES[cause]}"
-    return f"does not answer ({text}); start it or correct REDIS_URL"
-
-
 def _login(text: str) -> str:
     # Redis gives a lesson on HELLO here.
     missing = "NOAUTH" in text or "Authentication required" in text or "HELLO must be called" in text
@@ -94,7 +102,7 @@ def _refusal(error: redis.ResponseError) -> str:
     ):
         return f"does not let this user work ({text}); give it the rights in docs/operations.md"
     if "unknown command" in text and "HELLO" in text:
-        return f"is too old ({text}); at least 6.2 is needed"
+        return f"is too old ({text}); at least {OLDEST} is needed"
     if "DB index" in text:
         return f"has no such database ({text}); correct the number at the end of REDIS_URL"
     if is_demoted(error):

@@ -2,7 +2,8 @@
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any, ClassVar, Final, cast
 
 import redis
@@ -13,12 +14,45 @@ from redis.sentinel import SentinelConnectionPool
 from pipeline.errors import BadSetting, RedisUnavailable
 from pipeline.redis.sentinels import Sentinels, tls_of
 from pipeline.settings import Settings
-from pipeline.settings.values import SentinelAddress, cells_file, is_sentinel
+from pipeline.settings.values import SentinelAddress, is_sentinel
 
 # Sentinels name another master within 2 to 5 s. A frozen one is waited for no longer.
 FAILOVER_S: Final = 5.0
 # The words of a server that is no master any more, or not one that may write.
 DEMOTED: Final = ("READONLY", "NOREPLICAS", "MASTERDOWN")
+# The words of a server that answers no command now, whatever the command is. "BUSY " is somebody's script
+# that runs for seconds; BUSYGROUP and BUSYKEY are answers to a command of ours.
+_SURROUNDINGS: Final = (
+    *(
+        "OOM",
+        "MISCONF",
+        "LOADING",
+        "out of memory",
+        "BUSY ",
+        "TRYAGAIN",
+        "CLUSTERDOWN",
+        "max number of clients",
+    ),
+)
+_BY_CLASS: Final = (  # redis-py takes the code off these messages
+    redis.exceptions.OutOfMemoryError,
+    redis.exceptions.ClusterDownError,
+    redis.exceptions.TryAgainError,
+)
+
+
+@cache
+def _answering(kind: type) -> type:
+    """Connections of this kind that take any answer to PING as a sign of life.
+
+    Redis refuses even PING while its disk is full, and still answers every command that only reads."""
+
+    class Answering(kind):  # type: ignore[misc]
+        def _send_ping(self) -> None:
+            with suppress(redis.ResponseError):
+                super()._send_ping()
+
+    return Answering
 
 
 class _Together(redis.ConnectionPool):
@@ -32,6 +66,7 @@ class _Together(redis.ConnectionPool):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.connection_class = _answering(self.connection_class)
         _Together._all = (*(other for other in _Together._all if other() is not None), weakref.ref(self))
 
     def release(self, connection: Any) -> None:
@@ -77,8 +112,6 @@ def open_pool(
 
     Nothing is ever repeated here: a command whose answer was lost may have run, and only the caller knows
     whether it is idempotent. The default of redis-py differs between its constructors. Raises BadSetting."""
-    if cells_file(url) is not None:
-        raise BadSetting("REDIS_URL names cells, and this works in one; set REDIS_URL to that of the cell")
     options: dict[str, Any] = {
         "socket_connect_timeout": connect_s,
         "health_check_interval": check_every_s,
@@ -134,7 +167,9 @@ def answering() -> Iterator[None]:
             drop_idle()
             raise RedisUnavailable(f"Redis takes no writes now ({exc}); it is tried again") from exc
         if is_refusal(exc):
-            raise RedisUnavailable(f"Redis refuses to work ({exc}); give it memory or disk space") from exc
+            raise RedisUnavailable(
+                f"Redis refuses to work ({exc}); give it memory or disk space, or end the script that runs there"
+            ) from exc
         raise
 
 
@@ -157,10 +192,11 @@ def text_map(raw: Any) -> dict[str, str]:
 
 
 def is_refusal(error: Exception) -> bool:
-    """True for an answer of Redis that heals by itself or by an operator: memory, disk, loading, failover."""
-    if is_demoted(error) or isinstance(error, redis.exceptions.OutOfMemoryError):
-        return True  # redis-py takes the code off this message
-    return any(word in str(error) for word in ("OOM", "MISCONF", "LOADING", "out of memory"))
+    """True for an answer that is not about our command: memory, disk, a script of somebody that runs for
+    seconds, loading, failover. Time or an operator heals it."""
+    if is_demoted(error) or isinstance(error, _BY_CLASS):
+        return True
+    return any(word in str(error) for word in _SURROUNDINGS)
 
 
 def is_demoted(error: Exception) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from pipeline.errors import RedisUnavailable
+from pipeline.upkeep import FaultSeries, start_thread
 
 SAFE: Final = 0.8  # of a TTL without a confirmed renewal: the holder stops before another one may start
 JOIN_S: Final = 1.0  # a renewal that hangs may outlive the keeper; by then it can change nothing
@@ -61,9 +62,7 @@ class Keeper:
 
     def start(self) -> None:
         for work in (self._watch, self._beat):
-            thread = threading.Thread(target=work, name=f"lease-{work.__name__.strip('_')}", daemon=True)
-            thread.start()
-            self._threads.append(thread)
+            self._threads.append(start_thread(f"lease-{work.__name__.strip('_')}", work))
 
     def stop(self) -> None:
         """No loss is announced afterwards."""
@@ -72,17 +71,11 @@ class Keeper:
             thread.join(JOIN_S)
 
     def _beat(self) -> None:
-        failing = False  # a series of failures is logged once
+        faults = FaultSeries(self._failed_event, RedisUnavailable, log=self._log)
         while not self._stop.wait(self._beat_s) and not self.lost.is_set():
-            try:
+            with faults.outlived():
                 if not self.renew():
                     return
-                failing = False
-            except Exception as exc:  # noqa: BLE001 - a dead keeper would lose the lease
-                if not failing:
-                    problem = isinstance(exc, RedisUnavailable)
-                    self._log.warning(self._failed_event, why=str(exc), exc_info=not problem)
-                failing = True
 
     def _watch(self) -> None:
         while not self.lost.is_set():

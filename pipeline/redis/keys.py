@@ -83,6 +83,7 @@ class Keys:
         "ledger/advance.lua replaces, ledger/commit.lua deletes")
     due = Key("zset id -> ms", "unfinished batches, and when the sweeper looks at each",
         "commit, dead letter, bisection")
+    in_flight = Key("zset id -> lane and ms", "unfinished batches, by lane and when each was accepted", "as due")
     dead = Key("zset id -> ms", "dead letters", "ledger/retry.lua, ledger/discard.lua")
     warming = Key("zset id -> ms", "batches stored without a verdict", "ledger/rescore.lua")
     counts = Key("hash", "batches and bytes in flight, batches per stage, bytes of dead letters, lost",
@@ -112,8 +113,7 @@ class Keys:
         "20,000 in _prelude.lua")
     senders = Key("hash `protocol key peer` -> JSON", "who sends, how much, and when last",
         "1,000; the longest silent one goes; TTL 30 days")
-    samples = Key("list JSON", "a few lines of each sender, whose formats a worker looks for",
-        "the sweep takes them out; 200; TTL 5 minutes")
+    senders_heard = Key("zset `protocol key peer` -> ms", "the last sign of each sender", "as senders, together with it")
     acknowledged = Key("string", "the write that WAIT asks for (redis/scripts.py)", "TTL a minute")
     totals = KeyFamily("<workload>", "hash", "lines accepted, stored, dead, discarded; lines by outcome",
         "one per workload, never deleted")
@@ -124,14 +124,11 @@ class Keys:
     cursors = Key("hash source -> cursor", "the position where each source continues", "one per source")
     verdicts = KeyFamily("<version>:young, :old", "hash key -> verdict", "verdicts of one model version",
         "drain/learn.lua rotates young to old; TTL a day")
-    evidence = KeyFamily("young, :old", "hash version NUL pattern -> msgpack",
-        "scores without a verdict yet, or their scorer (models/single_flight.py)",
-        "evidence_*.lua rotate; 20,000 lines; TTL a minute")
     templates = Key("hash id -> msgpack", "every template", "the learner bounds them per workload")
     templates_untold = Key("hash id -> changes", "templates that the OpenSearch index lacks",
         "as templates; drain/told.lua")
-    template_changes = Key("zset id -> n",
-        "templates by their last change, for other shards (drain/learner.py)", "as templates")
+    templates_journal = Key("string",
+        "the newest entry of the journal that `templates` reflects (drain/journal.py)", "one number")
     template_counts = Key("hash workload -> n", "templates that a workload has created", "one per workload")
     lease = KeyFamily("<resource>", "hash", "holder, token, deadline",
         "every lease script expires it on Redis time")
@@ -154,6 +151,7 @@ class Keys:
         "cleared when readable; TTL 20 s from the last report")
     store = Key("string", "the store that all processes share: id, URL and machine of the first, JSON",
         "one; `logweir store adopt` replaces it")
+    redis_loss = Key("string", "that Redis came up empty, and what came back, JSON (observe/losses.py)", "TTL 7 days")
     watch = Key("hash", "the watchlist: pattern -> JSON, and its version under ''",
         "training/watchlist.lua bounds it")
     marks = Key("hash",
@@ -170,9 +168,6 @@ class Keys:
     drift = KeyFamily("<version>", "hash",
         "figures measured under a version, and its comparison window (controller/drift.py)",
         "TTL 30 days from the last commit")
-    slots = Key("hash",
-        "per schedule: the finished slot, the holder of the current one (controller/schedule.py)",
-        "one per schedule")
     controller = Key("hash", "per model: the last decision, and results of past trainings", "one per model")
     decisions = Key("list", "decisions with their inputs, newest first, JSON", "1,000")
     serving = Key("hash worker -> JSON", "the versions that a worker serves, and since when",
@@ -264,7 +259,7 @@ GROUPS: Final = (
     ("gpu:planning", "string", "the process that plans now", "TTL 1 s"),
     ("gpu:planned", "string", "a waiting process has planned lately", "TTL 0.5 s"),
     ("watching", "hash",
-        "totals of observations; last round; open and closed sessions, incidents; `lost <model>`, `unkept <model>`",
+        "totals of observations and of what was left out; last round; open and closed sessions, incidents; `lost <model>`, `unkept <model>`",
         "fixed fields, one per workload and kind of key, 2,000 `unkept`"),
     ("watching:observations", "list",
         "observations of stored batches, oldest first (watching/observation.py)",
@@ -288,6 +283,8 @@ GROUPS: Final = (
     ("watching:daily", "hash workload -> msgpack",
         "days on which anomalous templates came (watching/incidents/daily.py)",
         "2,000 templates of a workload; as watching:pulses"),
+    ("watching:left_out", "hash workload -> msgpack",
+        "lines that its rates and numbers left out (records/left_out.py)", "as watching:pulses"),
     ("watching:incidents", "string", "incidents, msgpack (watching/incidents/live.py bounds it)", "one"),
     ("watching:rests", "string", "a round of the watcher hung lately", "TTL 5 times `step_s`"),
     ("watching:outbox", "list", "rows of findings that no sink has yet, oldest first",

@@ -21,25 +21,18 @@ from pipeline.redis.connection import answering, now_ms, text_map
 from pipeline.redis.keeper import Keeper
 from pipeline.redis.keys import Keys
 from pipeline.redis.scripts import Scripts
-from pipeline.redis.shards import of_shard
-from pipeline.settings import MAX_SHARDS, Settings
+from pipeline.settings import Settings
 
 TRAINING: Final = "training"  # every trainer, on any device; its token is the fence of a publish
-DRAIN: Final = "drain"  # the single writer of the template tree of shard 0; shard n has of_shard(DRAIN, n)
+DRAIN: Final = "drain"  # the single writer of the template tree
 SOURCE: Final = (
     "source"  # polling the log indices of an OpenSearch: two pollers would read the same documents
 )
 NATS: Final = "nats"  # reading the stream of logs of Opni's services
 COMPACTION: Final = "compaction"  # of stored results
 WATCH: Final = "watch"  # folding observations into the state of watching
-RESOURCES: Final = (
-    TRAINING,
-    *(of_shard(DRAIN, n) for n in range(MAX_SHARDS)),
-    SOURCE,
-    NATS,
-    WATCH,
-    COMPACTION,
-)
+CONTROLLER: Final = "controller"  # deciding about trainings
+RESOURCES: Final = (TRAINING, DRAIN, SOURCE, NATS, WATCH, COMPACTION, CONTROLLER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Runs Lua scripts by name: `lua/<room>/<verb>.lua`, where needed until replicas have the outcome."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -27,11 +27,20 @@ _SHARED: Final = {
 
 
 @cache
+def script_files() -> Mapping[str, str]:
+    """The sources of all files below `lua/` by name. They are read at once, because a process without a free
+    file must still give back what it has claimed. Raises OSError."""
+    return {
+        path.relative_to(SCRIPT_DIR).with_suffix("").as_posix(): path.read_text(encoding="utf-8")
+        for path in SCRIPT_DIR.rglob("*.lua")
+    }
+
+
+@cache
 def script_text(name: str) -> str:
     """The source of `lua/<name>.lua`, with the preludes that it shares with others in front."""
     shared = next((part for begin, part in _SHARED.items() if name.startswith(begin)), ())
-    parts = ("_prelude", *shared, name)
-    return "".join((SCRIPT_DIR / f"{part}.lua").read_text(encoding="utf-8") for part in parts)
+    return "".join(script_files()[part] for part in ("_prelude", *shared, name))
 
 
 class Scripts:

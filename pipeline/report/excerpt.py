@@ -15,6 +15,8 @@ _THROWN: Final = re.compile(
     r"(?:Error|Exception|Throwable|Panic|Exit|Timeout)"
     r"\w*(?::|\s*$)|^panic: |^thread '.*' panicked"
 )
+# What stands before the name of a class: `org.apache.hadoop.hbase.`
+_PACKAGE: Final = re.compile(r"\b(?:[a-z][\w$]*\.)+(?=[A-Z])")
 _GAP: Final = "…"
 
 
@@ -27,16 +29,23 @@ def telling(message: str, words: Iterable[str] = ()) -> list[str]:
 def shortened(text: str, words: Sequence[str], chars: int) -> str:
     """At most `chars` characters of a visible text, with the first of `words` that it holds.
 
-    A stack trace keeps its first line and the last one that names what was thrown."""
+    A stack trace keeps its first line, and the first and the last line that name what was thrown, without
+    the packages of its classes."""
     if len(text) <= chars:
         return text
     first, *others = text.split("\n")
     thrown = [number for number, line in enumerate(others) if _THROWN.search(line)]
     if not thrown:
         return _around(text, words, chars)
+    kept = sorted({thrown[0], thrown[-1]})
     head = _around(first, words, chars // 2)
-    gap = "\n" if thrown[-1] == 0 else f"\n{_GAP}\n"
-    return head + gap + _around(others[thrown[-1]].strip(), words, chars - len(head) - len(gap))
+    shown, before = head, -1
+    for left, number in zip(range(len(kept), 0, -1), kept, strict=True):
+        gap = "\n" if number == before + 1 else f"\n{_GAP}\n"
+        line = _PACKAGE.sub("", others[number].strip())
+        shown += gap + _around(line, words, (chars - len(shown) - len(gap)) // left)
+        before = number
+    return shown
 
 
 def _around(text: str, words: Sequence[str], chars: int) -> str:

@@ -28,6 +28,7 @@ def facts(finding: Finding) -> dict[str, Any]:
         "incident": finding.incident or None,
         "place": finding.place,
         "folded": finding.folded,
+        "news": finding.news,
         "severity": _SEVERITIES[finding_severity(finding)],
         "level": finding.level,
         "workload": finding.workload,
@@ -97,12 +98,12 @@ def _cell(value: Any) -> Any:
 def fails(findings: Sequence[Finding], limit: str | None) -> bool:
     """True when a finding is as grave as `limit` (of `--fail-on`); None never fails.
 
-    `fatal` counts levels fatal and critical, `error` every error-like line, `any` every finding."""
+    `fatal` counts levels fatal and critical, `error` every error-like line, `any` every finding but news."""
     match limit:
         case None:
             return False
         case "any":
-            return bool(findings)
+            return any(not finding.news for finding in findings)
         case "error":
             return any(finding_severity(finding) == 3 for finding in findings)
         case _:

@@ -5,9 +5,11 @@ they were read. Answers over HTTP of several statuses are several findings. Resu
 chunks: memory grows with distinct templates, masked lines and reasons, not with records.
 """
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
@@ -15,25 +17,45 @@ from typing import Any, Final
 import polars as pl
 
 from pipeline.records.levels import ERROR_LEVELS, LEVELS
-from pipeline.records.schema import is_timed
+from pipeline.records.news import NOVEL, is_news
+from pipeline.records.schema import is_timed, of_lines
 from pipeline.records.verdict import Reason
 from pipeline.report.alike import STATUS, common_form
 from pipeline.sinks.results import readable, scan
-from pipeline.watching.incidents.leading import Sign, lead_order
+from pipeline.watching.incidents.leading import (
+    TEXT_CHARS,
+    Grade,
+    Sign,
+    count_step,
+    grade_of,
+    lead_order,
+    thrown_in,
+)
 from pipeline.watching.incidents.onsets import BURST_SPAN, GAP, Onset, together
 
 SAMPLES_FIRST: Final = 4  # And the last one: five records show how it began and whether it changed.
-FOLD: Final = 3  # Findings of an incident that are shown at first; the others mostly followed from them.
+# Findings that are shown at first, in all and of each incident; the others mostly followed from them.
+SHOWN: Final = 12
+SHOWN_OF_EACH: Final = 3
+# How long a source is taken to start: a share of its span, of a long one at least a second. Of few records
+# the first ones may be all that there is.
+STARTING_SHARE: Final = 0.02
+LEAST_STARTING_S: Final = 1.0
+MOST_STARTING_S: Final = 30.0
+LONG_S: Final = 20.0
+STARTED_RECORDS: Final = 100
+NEWS: Final = 10.0  # strangest calm templates of a run; as the default of `alerts_per_day`
 SAMPLE_CHARS: Final = 8_000  # Of a sample's text. A stack trace fits, a dumped payload does not.
 REASONS_OF_A_KIND: Final = 20  # A reader stops earlier.
 
 _CHUNK_ROWS: Final = 50_000
 # One template may hold answers of several statuses, which are different faults.
-_KEY: Final = ["workload", "template_id", "status"]
+_KEY: Final = ["workload", "template_id", "status", "news"]
 _REASON_ORDER: Final = (
     Reason.MARKED,
     Reason.ERROR_SEVERITY,
     Reason.NEW_TEMPLATE,
+    Reason.NEVER_SAID,
     Reason.UNLIKELY_TOKENS,
     Reason.RARE,
     Reason.UNCLASSIFIED,
@@ -80,16 +102,22 @@ class Finding:
     timed: bool = True  # some record has a time; `first_seen`, `last_seen` and `burst_end` are of those
     alike: tuple[int, ...] = ()  # further templates that differ in user agent, referrer or address alone
     status: str = ""  # of the answers, where its records are requests over HTTP
+    starting: bool = False  # it began while its source started
+    folded: bool = False  # shown on demand alone; findings without a time make no incident to fold
+    news: bool = False  # calm lines unlike all that was said: listed, but no incident and no alarm
 
     @property
     def label(self) -> str:
-        """Its number for people, the same in every view: `2.1` is the headline of incident 2."""
+        """Its number for people, the same in every view: `2.1` is the headline of incident 2, `n1` the
+        strangest of the calm lines."""
+        if self.news:
+            return f"n{self.place}"
         return f"{self.incident}.{self.place}" if self.incident else str(self.place)
 
     @property
-    def folded(self) -> bool:
-        """Whether it is shown on demand alone. Findings without a time make no incident to fold."""
-        return self.incident > 0 and self.place > FOLD
+    def entry(self) -> int:
+        """The incident that it stands under, 0 without a time, -1 for news."""
+        return -1 if self.news else self.incident
 
     @property
     def template_ids(self) -> tuple[int, ...]:
@@ -108,65 +136,111 @@ def level_severity(finding: Finding) -> int:
     return 3 if finding.level in ERROR_LEVELS else 2 if finding.level == "warning" else 1
 
 
+def grade(finding: Finding) -> Grade:
+    """How grave it is, by the gravest of its samples: the level of a log weighs more than its words."""
+    severity = finding_severity(finding)
+    grades = (grade_of(finding.level, severity, s.message, s.raw) for s in finding.samples)
+    found = max(grades, default=Grade.CALM)
+    return min(found, Grade.WORDED) if finding.starting else found
+
+
 def is_new(finding: Finding) -> bool:
     """Whether no training has seen its template."""
     return _has(finding, Reason.NEW_TEMPLATE)
 
 
 def rank(finding: Finding) -> tuple[Any, ...]:
-    """Sort key without regard to incidents, most urgent first.
+    """Sort key without regard to incidents, the gravest first.
 
-    Severity, level, strength of the reasons (a new template says more than unlikely words, those more
-    than rarity), score in steps of 0.1, then fewer occurrences: the more specific line. Time and names
-    settle ties.
-    """
-    strength = (
-        4 * _has(finding, Reason.NEW_TEMPLATE)
-        + 2 * _has(finding, Reason.UNLIKELY_TOKENS)
-        + 1 * _has(finding, Reason.RARE)
-    )
+    By grade; then what no training has seen, then the rarer, then the latest: what a program says last is
+    nearest to why it failed. Names settle ties."""
     return (
-        -finding_severity(finding),
-        -_level_rank(finding.level),
-        -strength,
-        -round(finding.score, 1),
-        finding.count,
-        finding.first_seen,
+        -grade(finding),
+        not is_new(finding),
+        count_step(finding.count),
+        -finding.first_seen.timestamp(),
         finding.workload,
         finding.template_id,
         finding.status,
     )
 
 
-def order(findings: Iterable[Finding]) -> list[Finding]:
+def order(findings: Iterable[Finding], *, news_of_each: float = math.inf) -> list[Finding]:
     """The findings in reading order, their `incident` and `place` set.
 
     The reader should meet every incident before the second line of any. So findings are grouped into
     incidents, and the list takes turns: the headline of each incident, then its second finding, and so on.
-    Incidents stand, and are numbered, in the order of their most urgent findings (`rank`); one without any
-    error or warning therefore comes after all that have one. Inside an incident `leading.lead_order` decides:
-    the earliest and rarest error-like line comes first, its consequences after it.
+    Incidents stand, and are numbered, in the order of their gravest findings (`rank`); one without any error
+    or warning therefore comes after all that have one. Inside an incident `leading.lead_order` decides: of
+    the gravest lines the rarest and earliest comes first, its consequences after it.
 
     Findings group by their first record, over all workloads (`onsets.together`). A template that keeps
     coming back belongs to its first incident, so it cannot glue a whole day together. Errors and
     warnings make the incidents, the others join one that is near. Findings of one incident that differ in
     user agent, referrer or address alone are one. Findings without any time are in no incident: they come
-    last, by `rank`, with the number 0."""
-    every = sorted(findings, key=rank)
+    then, by `rank`, with the number 0. News come last: the strangest of each workload, then the second of
+    each, and so on up to `news_of_each`, so that a chatty workload hides no other. Calm lines that are no
+    more than new are news too where no error or warning is near."""
+    findings = list(findings)
+    every = sorted((f for f in findings if not f.news), key=rank)
     ranked = [f for f in every if f.timed]
     onsets = [
         Onset(first=f.first_seen, burst_end=f.burst_end, leads=finding_severity(f) > 1, key=(place,))
         for place, f in enumerate(ranked)
     ]
     # The places of one run are those of its onsets: the smallest is the most urgent.
-    runs = sorted(sorted(onset.key[0] for onset in run) for run in together(onsets))
+    groups = sorted(sorted(onset.key[0] for onset in run) for run in together(onsets))
+    runs: list[list[int]] = []
+    alone = [f for f in every if not f.timed and _is_novel(f)]
+    for group in groups:
+        if all(_is_novel(ranked[at]) for at in group):
+            alone += [ranked[at] for at in group]
+        else:
+            runs.append(group)
     incidents = [
-        [replace(f, incident=number, place=place) for place, f in enumerate(led, start=1)]
-        for number, led in enumerate((_led(_folded([ranked[at] for at in run])) for run in runs), start=1)
+        [
+            replace(f, incident=number, place=place, folded=place > shown_of_each(len(runs)))
+            for place, f in enumerate(_led(_folded([ranked[at] for at in run])), start=1)
+        ]
+        for number, run in enumerate(runs, start=1)
     ]
     turns = [f for turn in zip_longest(*incidents) for f in turn if f is not None]
-    untimed = _folded(f for f in every if not f.timed)
-    return turns + [replace(f, incident=0, place=place) for place, f in enumerate(untimed, start=1)]
+    untimed = _folded(f for f in every if not f.timed and not _is_novel(f))
+    news = _in_turns(
+        [*(f for f in findings if f.news), *(replace(f, news=True) for f in alone)], news_of_each
+    )
+    shown = SHOWN_OF_EACH if turns or untimed else SHOWN
+    return [
+        *turns,
+        *(replace(f, incident=0, place=n) for n, f in enumerate(untimed, 1)),
+        *(replace(f, incident=0, place=n, folded=n > shown) for n, f in enumerate(news, 1)),
+    ]
+
+
+def _is_novel(finding: Finding) -> bool:
+    """Whether it says no more than that training has not seen the like."""
+    kinds = {text.partition(":")[0] for text in finding.reasons}
+    return finding_severity(finding) == 1 and bool(kinds) and kinds <= NOVEL
+
+
+def _in_turns(news: Iterable[Finding], of_each: float) -> list[Finding]:
+    """The strangest of each workload, then the second of each, and so on."""
+    turns: Counter[str] = Counter()
+    kept: list[tuple[int, Finding]] = []
+    for finding in sorted(news, key=_strangeness):
+        turns[finding.workload] += 1
+        if turns[finding.workload] <= of_each:
+            kept.append((turns[finding.workload], finding))
+    return [finding for _, finding in sorted(kept, key=lambda one: one[0])]
+
+
+def _strangeness(finding: Finding) -> tuple[Any, ...]:
+    return -finding.score, *rank(finding)
+
+
+def shown_of_each(incidents: int) -> int:
+    """How many findings of each of so many incidents are shown at first."""
+    return max(SHOWN_OF_EACH, SHOWN // max(1, incidents))
 
 
 def _folded(findings: Iterable[Finding]) -> list[Finding]:
@@ -213,12 +287,14 @@ def _led(findings: Sequence[Finding]) -> list[Finding]:
 def _sign(finding: Finding) -> Sign:
     first = finding.samples[0] if finding.samples else None
     return Sign(
-        severity=finding_severity(finding),
+        grade=grade(finding),
+        workload=finding.workload,
         new=_has(finding, Reason.NEW_TEMPLATE),
         first=finding.first_seen,
         last=finding.last_seen,
         count=finding.count,
-        text=first.message if first else finding.template,
+        text=(first.message if first else finding.template)[:TEXT_CHARS],
+        thrown=thrown_in(first.raw) if first else (),
         tie=(
             first.source if first else "",
             first.line if first else 0,
@@ -233,7 +309,7 @@ def by_incident(findings: Iterable[Finding]) -> list[list[Finding]]:
     """Findings that are given in reading order, an entry for each incident, in that order."""
     entries: dict[int, list[Finding]] = {}
     for finding in findings:
-        entries.setdefault(finding.incident, []).append(finding)
+        entries.setdefault(finding.entry, []).append(finding)
     return list(entries.values())
 
 
@@ -243,10 +319,13 @@ def collect(
     *,
     limit: int | None = None,
     leave_out: Callable[[Finding], bool] | None = None,
+    news: float = NEWS,
 ) -> list[Finding]:
     """The findings of a results folder, in reading order; at most `limit` of them.
 
-    Findings that `leave_out` answers with True are in no incident and have no place.
+    Findings that `leave_out` answers with True are in no incident and have no place. `news`: how many of the
+    strangest calm templates, which training never saw, are findings as well. Of several workloads each has at
+    most half of them.
 
     `results` holds Parquet files of RESULT_SCHEMA at any depth; a folder that is absent or empty has no
     findings. `templates` needs `template_id` and `template`. Raises BadPayload when a file is damaged.
@@ -254,7 +333,7 @@ def collect(
     parts: list[dict[str, pl.DataFrame]] = []
     pending = settled = 0
     with readable(results):
-        anomalous = scan(results).filter(pl.col("anomalous"))
+        anomalous = scan(results).filter("anomalous")
         for chunk in anomalous.collect_batches(chunk_size=_CHUNK_ROWS, maintain_order=False):
             parts.append(_parts(chunk))
             pending += chunk.height
@@ -266,8 +345,51 @@ def collect(
         return []
     totals = _fold(parts)
     texts = dict(templates.select("template_id", "template").iter_rows())
-    found = _build(totals, texts)
-    return order(f for f in found if leave_out is None or not leave_out(f))[:limit]
+    found = [f for f in _build(totals, texts) if leave_out is None or not leave_out(f)]
+    starts = _starts(results, {f.samples[0].source for f in found})
+    found = [replace(f, starting=_is_starting(f, starts)) for f in found]
+    ordered = order(
+        (f for f in found if not (f.news and f.starting)),
+        news_of_each=news if _workloads(results) == 1 else math.ceil(news / 2),
+    )
+    return [f for f in ordered if not f.news or f.place <= news][:limit]
+
+
+def _workloads(results: Path) -> int:
+    with readable(results):
+        return int(scan(results).filter(of_lines()).select(pl.col("workload").n_unique()).collect().item())
+
+
+def _starts(results: Path, sources: set[str]) -> dict[str, tuple[datetime, int]]:
+    """Until when each of these sources is taken to start, and its first line with a time."""
+    spans = (
+        scan(results)
+        .filter(is_timed() & pl.col("source").is_in(list(sources)))
+        .group_by("source")
+        .agg(
+            pl.col("timestamp").min().alias("first"),
+            pl.col("timestamp").max().alias("last"),
+            pl.col("line").min(),
+            pl.len(),
+        )
+        .filter(pl.col("len") >= STARTED_RECORDS)
+        .select("source", "first", "last", "line")
+    )
+    found: dict[str, tuple[datetime, int]] = {}
+    with readable(results):
+        for source, first, last, line in spans.collect(engine="streaming").iter_rows():
+            span_s = (last - first).total_seconds()
+            length_s = max(STARTING_SHARE * span_s, LEAST_STARTING_S if span_s > LONG_S else 0)
+            found[source] = (first + timedelta(seconds=min(length_s, MOST_STARTING_S)), line)
+    return found
+
+
+def _is_starting(finding: Finding, starts: dict[str, tuple[datetime, int]]) -> bool:
+    first = finding.samples[0]
+    if first.source not in starts:
+        return False
+    until, line = starts[first.source]
+    return finding.first_seen < until if finding.timed else first.line < line
 
 
 def _has(finding: Finding, name: Reason) -> bool:
@@ -286,6 +408,7 @@ def _parts(chunk: pl.DataFrame) -> dict[str, pl.DataFrame]:
         levels.cast(pl.Int64).alias("level_rank"),
         pl.col("timestamp").dt.epoch("s").alias("second"),
         is_timed().alias("timed"),
+        is_news().alias("news"),
         pl.col("message").str.head(SAMPLE_CHARS).str.extract(STATUS).fill_null("").alias("status"),
     )
     by_time = ["timestamp", "source", "line", "record_id"]
@@ -385,6 +508,7 @@ def _build(totals: dict[str, pl.DataFrame], texts: dict[int, str]) -> Iterator[F
             workload=group["workload"] or "",
             template_id=group["template_id"],
             status=group["status"],
+            news=group["news"],
             template=shown[0].message if template_text is None else template_text,
             count=group["count"],
             lines=group["lines"],

@@ -19,7 +19,7 @@ import polars as pl
 
 from pipeline.errors import BadInput, SinkUnavailable
 from pipeline.records.levels import LEVELS
-from pipeline.report.findings import FOLD, Finding, by_incident
+from pipeline.report.findings import Finding, by_incident
 from pipeline.report.fragments import (
     chart,
     environment,
@@ -32,11 +32,12 @@ from pipeline.report.fragments import (
 from pipeline.report.samples import CHARS
 from pipeline.report.text import (
     NO_BASELINE,
+    OVERALL,
     all_new,
     followers,
     headline,
     incident_header,
-    sick_services,
+    units_section,
     without_baseline,
 )
 from pipeline.units import clipped, plural
@@ -125,7 +126,7 @@ def render_page(
         "templates_total": templates.height,
         "timeline": {"bucket_s": timeline["bucket_s"], "buckets": buckets},
     }
-    units_heading, units = sick_services(summary)
+    units_heading, units = units_section(summary)
     policy = f"default-src 'none'; style-src {_csp(css)}; script-src {_csp(js)}"
     facts = {name.replace("_", " "): fact_text(value) for name, value in run.items()}
     if summary["model_versions"]:
@@ -144,6 +145,8 @@ def render_page(
             last=datetime.fromisoformat(summary["last"]) if summary["last"] else None,
             chart=chart(buckets, timeline["bucket_s"]),
             incidents=incidents,
+            overall_heading=OVERALL,
+            overall=summary.get("facts", ()),
             units_heading=units_heading,
             units=units,
             choices=_choices(findings[:fitting]),
@@ -181,10 +184,10 @@ def _incidents(findings: Sequence[Finding]) -> tuple[int, list[str]]:
     fragment: Any = environment().get_template("fragments.html").module
     cards: dict[str, str] = {}
     used = 0
-    novel = {members[0].incident: all_new(members) for members in by_incident(findings)}
+    novel = {members[0].entry: all_new(members) for members in by_incident(findings)}
     for finding in findings[:FINDINGS]:
         samples, chars = (5, SAMPLE_CHARS) if used < FINDINGS_BYTES // 2 else (2, 300)
-        card = fragment.card(finding, samples, chars, new_is_said=novel[finding.incident])
+        card = fragment.card(finding, samples, chars, new_is_said=novel[finding.entry])
         used += len(card.encode("utf-8", "replace"))
         if used > FINDINGS_BYTES:
             break
@@ -193,15 +196,19 @@ def _incidents(findings: Sequence[Finding]) -> tuple[int, list[str]]:
     entries = zip(by_incident(findings[: len(cards)]), by_incident(findings), strict=False)
     return len(cards), [
         fragment.incident(
-            members[0].incident,
+            members[0].entry,
             incident_header(members),
             [cards[finding.label] for finding in fitting],
             sum(not finding.folded for finding in fitting),
-            followers(members, FOLD) if any(finding.folded for finding in fitting) else "",
+            _behind(members) if any(finding.folded for finding in fitting) else "",
             len(members) - len(fitting),
         )
         for fitting, members in entries
     ]
+
+
+def _behind(members: Sequence[Finding]) -> str:
+    return followers(members, sum(not finding.folded for finding in members))
 
 
 def _choices(findings: Sequence[Finding]) -> list[tuple[str, list[tuple[str, int]]]]:

@@ -5,6 +5,7 @@ line is obeyed.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from rich.text import Text
 from pipeline.report.findings import Finding, by_incident, level_severity
 from pipeline.report.text import (
     NO_BASELINE,
+    OVERALL,
     all_new,
     common_folder,
     followers,
@@ -22,17 +24,19 @@ from pipeline.report.text import (
     incident_header,
     sample_place,
     sample_text,
-    sick_services,
     template_text,
     time_range,
     unit_facts,
+    units_section,
     without_baseline,
 )
 from pipeline.report.why import briefly
 from pipeline.units import clipped, line_count, one_line, plural, seconds, visible
 
 TEMPLATE_CHARS: Final = 200
-SAMPLE_CHARS: Final = 240
+SAMPLE_CHARS: Final = 320
+SHORT_CHARS: Final = 220  # of a finding behind the first of its incident: three lines of a terminal
+SHORT_PLACE_CHARS: Final = 60
 UNITS: Final = 3
 
 _LEVEL_STYLE: Final = {3: "bold red", 2: "bold yellow", 1: "cyan"}
@@ -49,7 +53,8 @@ def print_findings(
 ) -> None:
     """Prints the answer, the first `limit` findings under their incidents, and then what was read.
 
-    At most FOLD findings of each incident are printed, and the others counted. A limit of None prints all.
+    Of each incident those that are not folded are printed, the first one in full, and the others counted. A
+    limit of None prints all.
     `context` records stand before and after the first sample of each.
 
     `summary` comes from `summary.run_summary`. With no findings, says whether nothing was unusual or
@@ -65,20 +70,27 @@ def print_findings(
         if len(members) > len(entry):
             note = f"{followers(members, len(entry))}: --all or the report shows them"
             console.print(_text(console, note, "dim"))
-    hidden = len({f.incident for f in findings} - {f.incident for f in first})
+    hidden = len({f.entry for f in findings} - {f.entry for f in first} - {-1})
     if hidden > 0:
         verb = "is" if hidden == 1 else "are"
         note = f"{plural(hidden, 'more incident')} {verb} not shown here; --all or the report shows them"
         console.print()
         console.print(_text(console, note, "dim"))
-    heading, units = sick_services(summary)
-    if units:
+    facts = summary.get("facts", ())
+    if facts:
         console.print()
-        console.print(_text(console, heading, "bold"))
+        console.print(_text(console, OVERALL, "bold"))
+    for fact in facts:
+        console.print(_text(console, one_line(fact["text"]), ""))
+    heading, units = units_section(summary)
+    if heading:
+        console.print()
+        console.print(_text(console, heading, "bold" if units else ""))
     for place, unit in enumerate(units[:UNITS], start=1):
         about = f"{place}. {one_line(clipped(unit['unit'], 120))} · {unit_facts(unit)}"
         console.print(_text(console, about, ""))
-        console.print(_text(console, f"   {one_line(unit['reasons'][0]['text'])}", "dim"))
+        for reason in unit["reasons"][:1]:
+            console.print(_text(console, f"   {one_line(reason['text'])}", "dim"))
     if summary["records"]:
         console.print()
         console.print(_text(console, _what_was_read(findings, summary), "dim"))
@@ -109,32 +121,64 @@ def _incident(findings: Sequence[Finding], console: Console) -> Text:
 def _blocks(
     findings: Sequence[Finding], members: Sequence[Finding], folder: str, console: Console, context: int
 ) -> RenderableType:
-    """The findings of an incident that are shown; `members`: all of it."""
+    """The findings of an incident that are shown, the first one in full; `members`: all of it."""
     new_is_said = all_new(members)
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column(ratio=1, overflow="fold")
     for finding in findings:
-        facts = ["", _one_line(clipped(finding.workload, 80)), plural(finding.count, "time")]
-        if finding.timed:
-            facts.append(f"{time_range(finding.first_seen, finding.last_seen)} UTC")
-            facts += _later(finding, members)
-        reason = briefly(finding, new_is_said=new_is_said)
-        lines = [
-            Text.assemble(_level(finding, console), _text(console, " · ".join(facts), "dim")),
-            _template(finding, console),
-            *([_text(console, reason, "dim")] if reason else []),
-            *(_around(finding, console, folder, context) if context else _sample(finding, console, folder)),
-            *([] if finding is findings[-1] else [Text()]),
-        ]
+        if (finding is findings[0] and not finding.news) or context:
+            lines = _in_full(finding, members, folder, console, context, new_is_said=new_is_said)
+        else:
+            lines = _in_short(finding, members, folder, console)
         grid.add_row(Text(finding.label), Text("\n").join(lines))
     return grid
+
+
+def _in_full(
+    finding: Finding,
+    members: Sequence[Finding],
+    folder: str,
+    console: Console,
+    context: int,
+    *,
+    new_is_said: bool,
+) -> list[Text]:
+    facts = ["", _one_line(clipped(finding.workload, 80)), plural(finding.count, "time")]
+    if finding.timed:
+        facts.append(f"{time_range(finding.first_seen, finding.last_seen)} UTC")
+        facts += _later(finding, members)
+    reason = briefly(finding, new_is_said=new_is_said)
+    around = _around(finding, console, folder, context) if context else _sample(finding, console, folder)
+    return [
+        Text.assemble(_level(finding, console), _text(console, " · ".join(facts), "dim")),
+        _template(finding, console),
+        *([_text(console, reason, "dim")] if reason else []),
+        *around,
+    ]
+
+
+def _in_short(finding: Finding, members: Sequence[Finding], folder: str, console: Console) -> list[Text]:
+    """Its facts on a line, without what the headline says too, and its message."""
+    facts = [""]
+    if finding.workload != members[0].workload:
+        facts.append(_one_line(clipped(finding.workload, 80)))
+    facts.append(plural(finding.count, "time"))
+    facts += [briefly(finding, new_is_said=False)] if finding.news else _later(finding, members)
+    facts += [_one_line(sample_place(sample, SHORT_PLACE_CHARS, folder)) for sample in finding.samples[:1]]
+    said = replace(finding, samples=tuple(replace(s, raw=s.message or s.raw) for s in finding.samples))
+    return [
+        Text.assemble(_level(finding, console), _text(console, " · ".join(facts), "dim")),
+        *_sample(said, console, folder, SHORT_CHARS)[1:],
+    ]
 
 
 def _later(finding: Finding, members: Sequence[Finding]) -> list[str]:
     """How long after the headline of its incident it began, where that is a second or more."""
     late = (finding.first_seen - members[0].first_seen).total_seconds()
-    return [f"{seconds(late)} after {members[0].label}"] if finding.place > 1 and late >= 1 else []
+    if finding.place == 1 or not finding.timed or abs(late) < 1:
+        return []
+    return [f"{seconds(abs(late))} {'after' if late > 0 else 'before'} {members[0].label}"]
 
 
 def _text(console: Console, text: str, style: str) -> Text:
@@ -176,12 +220,12 @@ def _around(finding: Finding, console: Console, folder: str, records: int) -> li
     ]
 
 
-def _sample(finding: Finding, console: Console, folder: str = "") -> list[Text]:
+def _sample(finding: Finding, console: Console, folder: str = "", chars: int = SAMPLE_CHARS) -> list[Text]:
     """Where the sample stands, and its text from a little before the first surprising word."""
     if not finding.samples:
         return []
     # The record that holds the most surprising words shows best why it was found.
-    found = [(sample_text(sample, SAMPLE_CHARS), sample) for sample in finding.samples]
+    found = [(sample_text(sample, chars), sample) for sample in finding.samples]
     (text, spans), sample = max(found, key=lambda one: (len(one[0][1]), -one[1].line))
     line, at = Text(), 0
     for start, end in spans:

@@ -18,8 +18,9 @@ from pipeline.units import chance, clipped, line_count, listed, plural, visible
 
 MARKED: Final = 3  # words of a line that are marked: more of them point nowhere
 NO_BASELINE: Final = "No --baseline: rare and error-like lines are shown, not new ones"
-ORDER: Final = "the most urgent first; each begins with its likely cause"
 UNTIMED: Final = "Without a time"  # heads the findings whose records have none
+NEWS: Final = "Never said before"  # heads calm lines unlike all that was learnt
+OVERALL: Final = "Of the whole log"  # heads facts that no single line shows
 
 EDGES: Final = "\"'`“”‘’.,;:!?()[]{}|*=…"
 # fmt: off
@@ -34,9 +35,6 @@ _STOP_WORDS: Final = frozenset((
     "you", "your",
 ))
 # fmt: on
-
-
-_LIKE_MOST: Final = 0.5  # the share of normal units with as much evidence
 
 
 def meaningful(words: Iterable[str]) -> list[str]:
@@ -126,13 +124,17 @@ def headline(findings: Sequence[Finding], summary: Mapping[str, Any]) -> str:
     if not records:
         return "No lines were read"
     if findings:
-        incidents = len({f.incident for f in findings if f.timed})
+        news = sum(f.news for f in findings)
+        incidents = len({f.incident for f in findings if f.incident})
         parts = [plural(incidents, "incident")] if incidents else []
-        found = f"{', '.join([*parts, plural(len(findings), 'finding')])} in {lines}"
-        if len(findings) == 1:
+        if len(findings) > news:
+            parts.append(plural(len(findings) - news, "finding"))
+        if news:
+            parts.append(f"{plural(news, 'calm line')} never said before")
+        found = f"{', '.join(parts)} in {lines}"
+        if len(findings) - news <= 1:
             return found
-        order = {0: "the most urgent first", 1: "its likely cause first"}.get(incidents, ORDER)
-        return f"{found}, {order}"
+        return f"{found}, {_order(incidents, learnt=not without_baseline(summary))}"
     if not_judged == records:
         return f"Nothing in {lines} says that something failed; they were not judged by the model"
     if not_judged:
@@ -140,26 +142,38 @@ def headline(findings: Sequence[Finding], summary: Mapping[str, Any]) -> str:
             f"Nothing unusual in the lines judged; {summary['not_judged_lines']:,} of {lines} "
             "were not judged by the model"
         )
-    return f"Nothing unusual in {lines}"
+    return f"No line stands out in {lines}" if summary.get("facts") else f"Nothing unusual in {lines}"
 
 
-def sick_services(summary: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
-    """A heading over the units of a run that most normal ones are unlike, and those units; none without."""
-    ranked = summary.get("units") or {"units": ()}
-    units = [unit for unit in ranked["units"] if unit["reasons"] and unit["p_value"] < _LIKE_MOST]
-    if not units:
+def _order(incidents: int, *, learnt: bool) -> str:
+    """Without a baseline the gravest line is the cause too seldom to be called so."""
+    if not incidents or not learnt:
+        return "the gravest first"
+    return (
+        "its likely cause first" if incidents == 1 else "the gravest first; each begins with its likely cause"
+    )
+
+
+def units_section(summary: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+    """How the units of a run compare with the baseline, as a sentence or a heading, and the unusual ones.
+
+    "" where none was compared, or too few to say so."""
+    ranked = summary.get("units")
+    if not ranked or ranked["unusual"] is None:
         return "", []
-    kind = {"source": "file"}.get(ranked["by"], ranked["by"])
-    beside = plural(ranked["normal"], "unit")
-    return f"The sickest {kind}s, of {ranked['judged']:,}, beside {beside} of the baseline", units
+    kind = {"workload": "file"}.get(ranked["by"], ranked["by"])
+    if not ranked["unusual"]:
+        return f"No {kind} is unusual: {ranked['judged']:,} compared with the baseline", []
+    units = [unit for unit in ranked["units"] if unit["unusual"]]
+    return (
+        f"Unusual compared with the baseline: {ranked['unusual']:,} of {plural(ranked['judged'], kind)}",
+        units,
+    )
 
 
 def unit_facts(unit: Mapping[str, Any]) -> str:
-    """How many lines a unit has, and what they say of it."""
-    sick = "sick, " if unit["sick"] else ""
-    return (
-        f"{sick}p {chance(unit['p_value'])}, {plural(unit['lines'], 'line')}, {unit['flagged']:,} anomalous"
-    )
+    """How surprising a unit is, how many lines it has, and what they say of it."""
+    return f"p {chance(unit['p_value'])}, {plural(unit['lines'], 'line')}, {unit['flagged']:,} anomalous"
 
 
 def without_baseline(summary: Mapping[str, Any]) -> bool:
@@ -175,9 +189,11 @@ def all_new(findings: Sequence[Finding]) -> bool:
 def incident_header(findings: Sequence[Finding]) -> list[str]:
     """Name, begin, workloads and number of findings of an incident; `findings`: all of them.
 
-    Findings without a time have a name alone. A last part says where all of them are new."""
+    Findings without a time and news have only a name. A last part says where all of them are new."""
     first, *_ = hit = sorted(findings, key=lambda f: (f.first_seen, f.workload))
     names = dict.fromkeys(clipped(f.workload, 80) for f in hit)
+    if first.news:
+        return [NEWS, listed(names)]
     return [
         *([f"Incident {first.incident}", f"{clock(first.first_seen)} UTC"] if first.timed else [UNTIMED]),
         listed(names),
@@ -190,7 +206,7 @@ def followers(findings: Sequence[Finding], shown: int) -> str:
     others = findings[shown:]
     # A log in whole seconds writes the begin of the second.
     began = findings[0].first_seen.replace(microsecond=0)
-    followed = all(f.timed and f.first_seen >= began for f in others)
+    followed = all(f.timed and not f.news and f.first_seen >= began for f in others)
     names = dict.fromkeys(clipped(f.workload, 80) for f in others)
     return f"and {len(others):,} more{' that followed' if followed else ''} in {listed(names)}"
 

@@ -15,6 +15,7 @@ from pipeline.units import clipped, visible
 _ORDER: Final = (
     Reason.MARKED,
     Reason.NEW_TEMPLATE,
+    Reason.NEVER_SAID,
     Reason.RARE,
     Reason.ERROR_SEVERITY,
     Reason.UNLIKELY_TOKENS,
@@ -25,7 +26,6 @@ _ORDER: Final = (
 _WATCHED: Final[Mapping[str, str]] = {
     Reason.SESSION_EVENT: "an event that no normal session has",
     Reason.SESSION_COUNTS: "events in numbers that no normal session has",
-    Reason.SESSION_LENGTH: "another length than normal sessions",
     Reason.SESSION_ORDER: "an order that no normal session has",
     Reason.SESSION_MISSING: "an event that did not come in its usual time",
     Reason.RATE_BURST: "more lines than its past explains",
@@ -39,8 +39,8 @@ _WATCHED: Final[Mapping[str, str]] = {
 def why(finding: Finding) -> str:
     """Why it is a finding, in one sentence without a full stop."""
     sample = max(finding.samples, key=lambda s: len(s.words), default=None)
-    parts = explain(finding.reasons, finding.level, sample.message if sample else "")
-    text = ", and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]])) or "the model finds it unlikely"
+    text = reasons_in_words(finding.reasons, finding.level, sample.message if sample else "")
+    text = text or "the model finds it unlikely"
     return text[0].upper() + text[1:]
 
 
@@ -61,6 +61,12 @@ def _is_level(reason: str, level: str | None) -> bool:
     return name == Reason.ERROR_SEVERITY and level in ERROR_LEVELS and data == level
 
 
+def reasons_in_words(reasons: Iterable[str], level: str | None, text: str) -> str:
+    """The parts of `explain` as one sentence without a capital and a full stop, "" for no reasons."""
+    parts = explain(reasons, level, text)
+    return ", and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
+
+
 def explain(reasons: Iterable[str], level: str | None = "", text: str = "") -> list[str]:
     """The reasons in plain words: one part of a sentence for each kind.
 
@@ -73,6 +79,9 @@ def explain(reasons: Iterable[str], level: str | None = "", text: str = "") -> l
         name, _, data = reason.partition(":")
         kinds.setdefault(name, []).append(data)
     # A line that was never seen is no stranger for a word, and a stop word explains nothing.
+    if Reason.NEVER_SAID in kinds:
+        kinds.pop(Reason.NEW_TEMPLATE, None)
+        kinds.pop(Reason.UNLIKELY_TOKENS, None)
     if Reason.NEW_TEMPLATE in kinds or (
         len(kinds) > 1 and not _unlikely(kinds.get(Reason.UNLIKELY_TOKENS, ()))
     ):
@@ -87,6 +96,8 @@ def _part(name: str, data: list[str], level: str | None, text: str) -> str:
             return "never seen before"
         case Reason.UNLIKELY_TOKENS:
             return _unexpected(_unlikely(data), text)
+        case Reason.NEVER_SAID:
+            return _never_said(data)
         case Reason.RARE:
             return _rare(data)
         case Reason.ERROR_SEVERITY:
@@ -100,6 +111,12 @@ def _part(name: str, data: list[str], level: str | None, text: str) -> str:
             return "no model yet"
         case _:
             return _WATCHED.get(name) or clipped(": ".join([name, *data[:1]]), 120)
+
+
+def _never_said(data: Sequence[str]) -> str:
+    total, _, usual = data[0].partition(" ") if data else ("", "", "")
+    said = f"never seen in {int(total):,} lines" if total.isdigit() else "never seen before"
+    return f"{said}; usually “{clipped(visible(usual), 60)}”" if usual else said
 
 
 def _rare(data: Sequence[str]) -> str:

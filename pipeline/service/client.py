@@ -14,6 +14,7 @@ import json
 import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
@@ -33,6 +34,7 @@ from pipeline.service.stored.values import (
     VALUED_LINES,
     ChangeKind,
     Comparison,
+    NewsPage,
     SessionFinding,
     SessionRecords,
     TablePage,
@@ -118,12 +120,13 @@ class Client:
         query = _filters_of(asked) | _query(context=asked.context)
         cursor, left = asked.cursor, asked.limit
         page = self._get("/lines", LinePage, query | _query(limit=_size(left, asked), cursor=cursor))
-        found, left = list(page.lines), left - len(page.lines)
+        found, left, missing = list(page.lines), left - len(page.lines), page.missing
         while page.next is not None and left > 0:
             page = self._get("/lines", LinePage, query | _query(limit=min(left, PAGE), cursor=page.next))
             found += page.lines
             left -= len(page.lines)
-        return LinePage(lines=found, next=page.next, stored_in=page.stored_in, workloads=page.workloads)
+            missing = max(missing, page.missing)  # pages may meet the same files
+        return replace(page, lines=found, missing=missing)
 
     def tables(self, asked: LinesAsked, kind: TableKind) -> Iterator[TablePage]:
         """All stored lines that match, with all columns, as files: the pages of one CSV, or Parquet files.
@@ -159,13 +162,10 @@ class Client:
             more = _query(limit=min(left - len(found), PAGE), cursor=page.next)
             page = self._get("/patterns", PatternPage, query | more)
             found += page.patterns
-        return PatternPage(
-            patterns=found, since=first.since, until=first.until, before_since=first.before_since,
-            next=page.next,
-        )  # fmt: skip
+        return replace(first, patterns=found, next=page.next)
 
     def units(self, asked: UnitsAsked) -> UnitsFound:
-        """The units of a span beside normal ones, the sickest first."""
+        """The units of a span compared with normal ones, the most unusual first."""
         query = _query(
             by=asked.by, since=asked.since, until=asked.until, normal=asked.normal, workload=asked.workload,
             limit=min(asked.limit, PAGE),
@@ -193,6 +193,10 @@ class Client:
         `b` the span before. `other`: the workload of `b`, where it is another one."""
         query = _query(a=a, b=b, workload=workload, other=other, kind=kind, limit=limit)
         return self._get("/compare", Comparison, query)
+
+    def news(self, since: datetime, until: datetime, workload: str | None = None) -> NewsPage:
+        """Calm lines of a span that were never said before: they make no incident."""
+        return self._get("/news", NewsPage, _query(since=since, until=until, workload=workload))
 
     def sessions(self, since: datetime, until: datetime, limit: int = 100) -> list[SessionFinding]:
         """Sessions that left the course of the others, the newest first."""
@@ -317,7 +321,7 @@ class Client:
         while page.next is not None:
             page = self._get("/senders", SenderPage, _query(limit=PAGE, cursor=page.next))
             found += page.senders
-        return found
+        return sorted(found, key=lambda sender: sender.last, reverse=True)
 
     def backfills(self) -> list[BackfillView]:
         """Backfills and how far they are, the newest first."""
@@ -429,7 +433,8 @@ class Client:
             raise SourceUnavailable(
                 f"{self.url} gives no tables; see whether it is Logweir, and which version"
             )
-        return TablePage(body=answer, lines=int(count), next=headers.get("X-Next"))
+        missing = int(headers.get("X-Missing", 0))
+        return TablePage(body=answer, lines=int(count), next=headers.get("X-Next"), missing=missing)
 
     def _answer(self, method: str, path: str, body: bytes | None) -> bytes:
         return self._exchanged(method, path, body)[0]

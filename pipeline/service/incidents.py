@@ -13,6 +13,7 @@ from pipeline.controller.watchlist import covers
 from pipeline.errors import BadInput, NotFound
 from pipeline.ledger.ledger import Ledger
 from pipeline.marks.marks import Target
+from pipeline.records.left_out import AHEAD
 from pipeline.redis.connection import answering
 from pipeline.redis.keys import Keys
 from pipeline.service.cursors import page_of
@@ -46,12 +47,16 @@ def read_incidents(
     cursor: str | None = None,
     only: tuple[str, ...] = (),
 ) -> IncidentPage:
-    """The newest first; `limit` None: all. `only`: those whose workloads these patterns cover.
+    """The newest first, and behind them those that are ahead of the clock. `limit` None: all. `only`: those
+    whose workloads these patterns cover.
 
     Raises RedisUnavailable, BadInput."""
     found = _incidents(client, settings, now, only)
     wanted = [i for i in found if (i.open or not only_open) and (since is None or i.last >= since)]
-    rows = sorted((((-epoch_us(i.first), i.id), i) for i in wanted), key=lambda row: row[0])
+    # One of a broken clock would be the newest for years.
+    wanted.sort(key=lambda i: _is_ahead(i, now))
+    rows = [((_is_ahead(i, now), -epoch_us(i.first), i.id), i) for i in wanted]
+    rows.sort(key=lambda row: row[0])
     size = max(1, len(rows)) if limit is None else limit
     page, following = page_of(rows, size, cursor, "incidents", only_open, since, only)
     # A list keeps the order of the watcher; a page of it has one that stays.
@@ -96,7 +101,7 @@ def incident_view(
 ) -> IncidentView:
     """An incident for programs; `only`: workloads that may be named."""
     origins = [one for one in incident.origins if not only or covers(only, one.workload)]
-    causes = [CauseView(**asdict(cause), mark=_mark(cause)) for cause in incident.causes]
+    causes = [_cause_view(cause) for cause in incident.causes]
     state = incident_state(decision, now, incident)
     state, silenced_by = cover.state_of(state, causes)
     return IncidentView(
@@ -119,7 +124,12 @@ def incident_view(
         silences=silenced_by,
         origins=[OriginView(workload=one.workload, reasons=list(one.reasons)) for one in origins],
         origin_clear=incident.clear and origins == list(incident.origins),
+        ahead=_is_ahead(incident, now),
     )
+
+
+def _is_ahead(incident: Incident, now: datetime) -> bool:
+    return incident.first > now + AHEAD
 
 
 def unseen_lines(client: "redis.Redis", settings: Settings) -> list[str]:
@@ -157,6 +167,12 @@ def _chosen(found: Sequence[Incident], name: str) -> Incident:
     if not matches:
         raise NotFound(f"there is no incident {name[:80]!r}; `logweir incidents` lists them")
     return matches[0]
+
+
+def _cause_view(cause: Cause) -> CauseView:
+    facts = asdict(cause)
+    del facts["grade"], facts["thrown"]  # the place of a cause says it
+    return CauseView(**facts, mark=_mark(cause))
 
 
 def _mark(cause: Cause) -> str | None:

@@ -34,8 +34,15 @@ _COLUMNS: Final = [field.name for field in fields(Line) if field.name in RESULT_
 def stored_lines(answers: Answers, settings: Settings, asked: LinesAsked) -> LinePage:
     """A page of lines. A cursor keeps the span of the first page. Raises BadInput, and as `Answers` does."""
     rows, following = line_rows(answers, asked)
+    missing = answers.not_read()
     seen = _visible(answers, asked.only) if rows.is_empty() else []
-    return LinePage(lines=lines_of_rows(rows), next=following, stored_in=place_of(settings), workloads=seen)
+    return LinePage(
+        lines=lines_of_rows(rows),
+        next=following,
+        stored_in=place_of(settings),
+        workloads=seen,
+        missing=missing,
+    )
 
 
 def line_rows(answers: Answers, asked: LinesAsked) -> tuple[pl.DataFrame, str | None]:
@@ -135,9 +142,14 @@ def stored_patterns(
     if found.height > skipped + asked.limit:
         span_us = [epoch_us(at) for at in (asked.since, asked.until, asked.other[0])]
         following = cursor_text([skipped + asked.limit, *span_us], *asked.filters)
-    rows = _with_templates(page, client, settings)
+    missing = answers.not_read()
     return PatternPage(
-        patterns=rows, since=asked.since, until=asked.until, before_since=asked.other[0], next=following
+        patterns=_with_templates(page, client, settings),
+        since=asked.since,
+        until=asked.until,
+        before_since=asked.other[0],
+        next=following,
+        missing=missing,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Final, Literal, Self, get_args
 from pipeline.controller.watchlist import check_pattern
 from pipeline.errors import BadInput
 from pipeline.observe.events import id_before, is_event_id
+from pipeline.records.left_out import AHEAD
 from pipeline.records.levels import LEVELS
 from pipeline.units import LOG_YEARS, span, time_of
 
@@ -52,6 +53,15 @@ class LinesAsked:
         if self.since is not None and self.until is not None and self.until < self.since:
             until, since = (at.isoformat(timespec="seconds") for at in (self.until, self.since))
             raise BadInput(f"until {until} is before since {since}; give a later time")
+
+    def at_clock(self, now: datetime) -> "tuple[LinesAsked, LinesAsked | None]":
+        """Without an end: the same question up to the clock, and one for the newest line that is ahead of it.
+
+        A line of a broken clock would be the newest one for years. A question with an end stays as it is."""
+        end = now + AHEAD
+        if self.until is not None or self.cursor is not None or (self.since is not None and self.since > end):
+            return self, None
+        return replace(self, until=end), replace(self, since=end, limit=1, context=0)
 
     @property
     def filters(self) -> tuple[object, ...]:

@@ -19,6 +19,7 @@ from pipeline.service.stored.values import (
     VALUED_LINES,
     ChangeKind,
     Comparison,
+    NewsPage,
     SessionFinding,
     SessionRecords,
     TemplateValues,
@@ -64,7 +65,7 @@ class PipelineReader(Protocol):
         """The frequency of patterns."""
 
     def units(self, asked: UnitsAsked) -> UnitsFound:
-        """The units of a span beside normal ones, the sickest first."""
+        """The units of a span compared with normal ones, the most unusual first."""
 
     def rates(
         self, since: datetime, until: datetime, workload: str | None = None, buckets: int = 24
@@ -83,6 +84,9 @@ class PipelineReader(Protocol):
     ) -> Comparison:
         """How the patterns of two spans differ. `a`, `b`: 1h, 2h..1h, TIME..TIME; without
         `b` the span before. `other`: the workload of `b`, where it is another one."""
+
+    def news(self, since: datetime, until: datetime, workload: str | None = None) -> NewsPage:
+        """Calm lines of a span that were never said before: they make no incident."""
 
     def sessions(self, since: datetime, until: datetime, limit: int = 100) -> list[SessionFinding]:
         """Sessions that left the course of the others, the newest first."""

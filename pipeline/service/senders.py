@@ -1,14 +1,12 @@
 """Who sends to the intake: lines, refusals and the last sign of each sender, in Redis for a month.
 
-A process counts in memory and adds its counts every few seconds. Redis being away loses none of them, up to
-the bound of senders. Once a minute a few lines of a sender go along. The sweep of a worker takes them and
-adds their formats, because this process has no parser.
+A sender begins with a request that was not refused; later refusals count as well. A process counts in memory
+and adds its counts every few seconds. Redis being away loses none of them, up to the bound of senders.
 """
 
 import json
 import threading
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,11 +15,11 @@ from typing import Final
 import redis
 
 from pipeline.errors import RedisUnavailable
-from pipeline.records.pushed import PushedRecords
 from pipeline.redis.connection import answering, text_map
 from pipeline.redis.keys import Keys
 from pipeline.redis.scripts import Scripts
-from pipeline.service.values import HeardSender
+from pipeline.service.cursors import page_of
+from pipeline.service.values import HeardSender, SenderPage
 from pipeline.settings import Settings
 
 MAX_SENDERS: Final = 1_000
@@ -31,18 +29,7 @@ PUSH_S: Final = 5.0
 STEADY_MS: Final = 3_600_000
 SILENT_MS: Final = 900_000
 LEFT_MS: Final = 86_400_000
-# A sender shows so many records, so often; a push shows so many senders.
-SAMPLE: Final = 20
-SAMPLE_S: Final = 60.0
-SAMPLED: Final = 100
-_SAMPLE_CHARS: Final = 1_000
-_SAMPLES_KEPT: Final = 200  # in Redis, where no worker takes them
-_SAMPLES_S: Final = 300
 _SEPARATOR: Final = "\x1f"  # no name of a key has it, and no address
-
-
-# Raw texts that a worker is to parse, and how many records had their fields from the protocol.
-Sample = tuple[list[str], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +54,7 @@ class SenderCounts:
 
     def __init__(self) -> None:
         self._counts: dict[SentBy, _Counts] = {}
-        self._samples: dict[SentBy, Sample] = {}
-        self._sampled: dict[SentBy, float] = {}  # when each was last
+        self._strangers: dict[SentBy, int] = {}  # refusals of senders of which nothing else is counted
         self._lock = threading.Lock()
 
     def heard(
@@ -78,36 +64,31 @@ class SenderCounts:
         lines: int = 0,
         refused: bool = False,
         duplicate: bool = False,
-        records: PushedRecords | None = None,
     ) -> None:
-        """One more request. `records`: those that are in by it."""
+        """One more request."""
         with self._lock:
-            if (counts := self._counts.get(sender)) is None:
+            counts = self._counts.get(sender)
+            if counts is None and refused:
+                # Apart, so that forged addresses leave the others their places.
+                if sender in self._strangers or len(self._strangers) < MAX_SENDERS:
+                    self._strangers[sender] = self._strangers.get(sender, 0) + 1
+                return
+            if counts is None:
                 if len(self._counts) >= MAX_SENDERS:
                     return
-                counts = self._counts[sender] = _Counts()
+                refusals = self._strangers.pop(sender, 0)
+                counts = self._counts[sender] = _Counts(requests=refusals, refused=refusals)
             counts.lines += lines
             counts.requests += 1
             counts.refused += refused
             counts.duplicates += duplicate
-            if (
-                records is not None
-                and records.height
-                and sender not in self._samples
-                and len(self._samples) < SAMPLED
-            ):
-                now = time.monotonic()
-                if now - self._sampled.get(sender, -SAMPLE_S) >= SAMPLE_S:
-                    self._sampled[sender] = now
-                    self._samples[sender] = _sample(records)
 
     def push(self, client: "redis.Redis", settings: Settings) -> None:
         """Add them to Redis. Without Redis they stay for the next push."""
         with self._lock:
             counted, self._counts = self._counts, {}
-            samples, self._samples = self._samples, {}
-            if len(self._sampled) > MAX_SENDERS:
-                self._sampled.clear()
+            strangers, self._strangers = self._strangers, {}
+            counted |= {sender: _Counts(requests=count, refused=count) for sender, count in strangers.items()}
         if not counted:
             return
         named = [
@@ -115,15 +96,15 @@ class SenderCounts:
             for sender, c in counted.items()
             for argument in (_name(sender), c.lines, c.requests, c.refused, c.duplicates)
         ]
+        keys = Keys(settings.redis.key_prefix)
         try:
             Scripts(client).run(
-                "intake/heard", [Keys(settings.redis.key_prefix).senders], [MAX_SENDERS, KEEP_S, *named]
+                "intake/heard", [keys.senders, keys.senders_heard], [MAX_SENDERS, KEEP_S, *named]
             )
-            _push_samples(client, settings, samples)
         except (RedisUnavailable, redis.RedisError):
-            with self._lock:
-                for sender, c in counted.items():
-                    now = self._counts.setdefault(sender, _Counts())
+            with self._lock:  # refusals of strangers are worth no second try
+                for sender in counted.keys() - strangers.keys():
+                    c, now = counted[sender], self._counts.setdefault(sender, _Counts())
                     now.lines += c.lines
                     now.requests += c.requests
                     now.refused += c.refused
@@ -139,15 +120,21 @@ def read_senders(client: "redis.Redis", settings: Settings) -> Sequence[HeardSen
         with suppress(ValueError):
             protocol, key, peer = name.split(_SEPARATOR)
             said = json.loads(text)
-            formats = _shares(said.pop("formats", {}))
             facts = {field: int(value) for field, value in said.items()}
             first, last = (_moment(facts.pop(field)) for field in ("first_ms", "last_ms"))
-            found.append(
-                HeardSender(
-                    protocol=protocol, key=key, peer=peer, first=first, last=last, formats=formats, **facts
-                )
-            )
+            found.append(HeardSender(protocol=protocol, key=key, peer=peer, first=first, last=last, **facts))
     return sorted(found, key=lambda sender: sender.last, reverse=True)
+
+
+def senders_page(client: "redis.Redis", settings: Settings, limit: int, cursor: str | None) -> SenderPage:
+    """Some of them. Raises RedisUnavailable, BadInput for a cursor of another question."""
+    # By what does not change, so that one that is heard between two pages keeps its place.
+    rows = sorted(
+        (((one.protocol, one.key, one.peer), one) for one in read_senders(client, settings)),
+        key=lambda row: row[0],
+    )
+    page, following = page_of(rows, limit, cursor, "senders")
+    return SenderPage(senders=page, next=following)
 
 
 def has_fallen_silent(sender: HeardSender, now: datetime) -> bool:
@@ -167,35 +154,6 @@ def silent_senders(texts: Iterable[bytes], now_ms: int) -> int:
             steady = int(facts["last_ms"]) - int(facts["first_ms"]) >= STEADY_MS
             count += steady and SILENT_MS < quiet_ms < LEFT_MS
     return count
-
-
-def _sample(records: PushedRecords) -> Sample:
-    raws = records.raws or records.messages
-    texts = [
-        raw[:_SAMPLE_CHARS]
-        for raw, message in zip(raws[:SAMPLE], records.messages[:SAMPLE], strict=True)
-        if message is None and raw is not None
-    ]
-    return texts, min(SAMPLE, records.height) - len(texts)
-
-
-def _push_samples(client: "redis.Redis", settings: Settings, samples: Mapping[SentBy, Sample]) -> None:
-    if not samples:
-        return
-    key = Keys(settings.redis.key_prefix).samples
-    packed = [json.dumps([_name(sender), *sample]) for sender, sample in samples.items()]
-    # They are worth no second try.
-    with suppress(redis.RedisError), client.pipeline(transaction=True) as pipe:
-        pipe.rpush(key, *packed)
-        pipe.ltrim(key, -_SAMPLES_KEPT, -1)
-        pipe.expire(key, _SAMPLES_S)
-        pipe.execute()
-
-
-def _shares(counts: Mapping[str, int]) -> dict[str, float]:
-    total = sum(counts.values())
-    ranked = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
-    return {name: round(count / total, 3) for name, count in ranked}
 
 
 def _moment(ms: int) -> datetime:

@@ -1,7 +1,7 @@
 """The facts of a running pipeline at one moment."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Final, cast
 
@@ -12,17 +12,20 @@ from pipeline.controller.trainings import Trainings
 from pipeline.controller.watchlist import Watchlist
 from pipeline.errors import RedisUnavailable, StoreUnavailable
 from pipeline.gpu.leasing.pool_ledger import PoolLedger
+from pipeline.ledger.backlog import has_results
 from pipeline.ledger.ledger import Ledger
-from pipeline.messages.routing import all_queues, both, stage_queues
+from pipeline.messages.routing import ALL_QUEUES
 from pipeline.models.registry import Registry
-from pipeline.observe.presence import Presence, Trouble, WorkerView
-from pipeline.records.delivery import Stage
+from pipeline.observe.losses import recent_loss
+from pipeline.observe.presence import Presence, Trouble
+from pipeline.records.left_out import unpack_left_out
 from pipeline.redis.attach import running
-from pipeline.redis.connection import answering, connect
+from pipeline.redis.connection import answering, connect, now_ms
 from pipeline.redis.keys import SHARED, Keys
+from pipeline.service.running.dropped import read_dropped
 from pipeline.service.values import (
     DiskRoom,
-    DrainShard,
+    LeftOutLines,
     PoolCounts,
     QueueLength,
     ServingWorker,
@@ -31,9 +34,10 @@ from pipeline.service.values import (
 )
 from pipeline.settings import Settings
 from pipeline.settings.values import kept_results
-from pipeline.sinks.manifest import KEY, manifest
+from pipeline.sinks.manifest import KEY, gone, manifest
 from pipeline.store.choose import open_store
 
+LEFT_OUT_MS: Final = 86_400_000  # what was left out is shown for a day after it last grew
 _COUNTED: Final = [f.name for f in fields(WorkloadLines)][:-2]  # the counters of Backlog.totals
 
 
@@ -78,9 +82,11 @@ def _read(client: "redis.Redis", settings: Settings) -> StackStatus:
         closed=ledger.intake.paused_because(),
         full=None if refusal is None else str(refusal),
         warming_batches=ledger.backlog.warming(),
-        trouble=presence.trouble() or _refused_writes(client),
+        trouble=presence.trouble() or _refused_writes(client) or _results_gone(client, settings),
+        redis_loss=recent_loss(client, settings),
         watching=ledger.backlog.watching(),
-        drain_shards=_drain_shards(client, settings, workers),
+        dropped=read_dropped(client, settings),
+        left_out=read_left_out(client, settings),
         gpus=_pool_counts(client, settings),
         flower=urls.get("flower"),
         metrics=urls.get("metrics"),
@@ -92,20 +98,45 @@ def _read(client: "redis.Redis", settings: Settings) -> StackStatus:
             for name, total in ledger.backlog.totals().items()
         },
         unwatched=settings.watch.unwatched,
-        results=_stored(settings),
+        results=stored_totals(settings),
         results_keep=kept_results(settings.data.results_keep),
     )
+
+
+def read_left_out(client: "redis.Redis", settings: Settings) -> dict[str, LeftOutLines]:
+    """What rates and numbers left out, by workload, where something was left out in the last day. Those with
+    most lines come first."""
+    blobs = cast("dict[bytes, bytes]", client.hgetall(Keys(settings.redis.key_prefix).watching("left_out")))
+    since_ms = now_ms(client) - LEFT_OUT_MS
+    recent = [(name, one) for name, one in unpack_left_out(blobs).items() if one.at_ms >= since_ms]
+    recent.sort(key=lambda named: named[1].lines, reverse=True)
+    return {
+        name: LeftOutLines(
+            ahead=one.ahead,
+            lead_minutes=one.lead,
+            late=one.late,
+            out_of_range=one.out_of_range,
+            values=one.values,
+            session_events=one.session_events,
+            failed=one.failed,
+            at_ms=one.at_ms,
+            sentences=one.sentences(),
+        )
+        for name, one in recent
+    }
 
 
 def journal_trouble(facts: Mapping[str, Any]) -> Trouble | None:
     """That Redis cannot write, by its INFO of persistence. No process can record this trouble: Redis refuses
     that, too."""
-    if not facts.get("aof_enabled") or facts.get("aof_last_write_status", "ok") == "ok":
+    if facts.get("aof_enabled") and facts.get("aof_last_write_status", "ok") != "ok":
+        what = "cannot write its journal"
+    elif facts.get("rdb_last_bgsave_status", "ok") != "ok":
+        what = "could not save its last snapshot"
+    else:
         return None
-    return Trouble(
-        stage="redis",
-        reason="Redis cannot write its journal, as on a full disk, and takes nothing more in; free some disk space",
-    )
+    reason = f"Redis {what}, as on a full disk, and takes nothing more in; free some disk space"
+    return Trouble(stage="redis", reason=reason)
 
 
 def _refused_writes(client: "redis.Redis") -> Trouble | None:
@@ -117,16 +148,16 @@ def _refused_writes(client: "redis.Redis") -> Trouble | None:
 
 def read_queues(client: "redis.Redis", settings: Settings) -> list[QueueLength]:
     """Every queue with its messages, those of later batches apart. Raises RedisUnavailable."""
-    keys, names = Keys(settings.redis.key_prefix), all_queues(settings.drain.shards)
+    keys = Keys(settings.redis.key_prefix)
     served = {queue for worker in Presence(client, settings).live() for queue in worker.queues}
     with answering():
         pipe = client.pipeline(transaction=False)
-        for name in names:
+        for name in ALL_QUEUES:
             pipe.llen(keys.kombu(name))
         lengths = pipe.execute()
     return [
         QueueLength(queue=name, messages=int(length), served=name in served)
-        for name, length in zip(names, lengths, strict=True)
+        for name, length in zip(ALL_QUEUES, lengths, strict=True)
     ]
 
 
@@ -139,10 +170,28 @@ def read_disk(settings: Settings) -> DiskRoom | None:
     return DiskRoom(folder=str(settings.data.dir), total=room.total, free=room.free)
 
 
-def _stored(settings: Settings) -> dict[str, int] | None:
+def check_results(client: "redis.Redis", settings: Settings) -> None:
+    """Raises StoreUnavailable where files should hold results and no manifest is there, RedisUnavailable."""
+    if "parquet" not in settings.data.sinks:
+        return
+    objects = open_store(settings.data.results_url)
+    if objects.look(KEY) is None and has_results(Ledger(client, settings).backlog.totals()):
+        raise gone(objects.url)
+
+
+def _results_gone(client: "redis.Redis", settings: Settings) -> Trouble | None:
+    try:
+        check_results(client, settings)
+    except StoreUnavailable as exc:
+        return Trouble(stage="store", reason=str(exc))
+    return None
+
+
+def stored_totals(settings: Settings) -> dict[str, int] | None:
+    """Sums of the Parquet results; None where there are none by setting, or while the store is away."""
     if "parquet" not in settings.data.sinks:
         return None
-    try:  # without Polars: an installation that only sends has none
+    try:
         objects = open_store(settings.data.results_url)
         return manifest(objects.get(KEY), objects.url).totals()
     except StoreUnavailable:
@@ -171,21 +220,6 @@ def _versions_stored(registry: Registry) -> int | None:
         return len(registry.versions())
     except StoreUnavailable:
         return None
-
-
-def _drain_shards(
-    client: "redis.Redis", settings: Settings, workers: Sequence[WorkerView]
-) -> list[DrainShard]:
-    keys = Keys(settings.redis.key_prefix)
-    served = {queue for worker in workers for queue in worker.queues}
-    return [
-        DrainShard(
-            queue=queue,
-            messages=sum(int(client.llen(keys.kombu(name))) for name in both(queue)),
-            served=queue in served,
-        )
-        for queue in stage_queues(Stage.DRAIN, settings.drain.shards)
-    ]
 
 
 def _pool_counts(client: "redis.Redis", settings: Settings) -> PoolCounts:

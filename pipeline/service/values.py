@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from pipeline.controller.training_status import Status
+from pipeline.observe.losses import RedisLoss
 from pipeline.observe.presence import Trouble, WorkerView
 from pipeline.records.delivery import DeadLetter
 from pipeline.records.versions import Live
@@ -57,12 +58,13 @@ class Line:
 class LinePage:
     """Stored lines, the newest first; with context in groups, the oldest first. `next`: the cursor of the
     older ones, None at the end. `stored_in`: where results lie. `workloads`: those that have results, when
-    no line matched."""
+    no line matched. `missing`: stored lines that could not be looked at, because their files are gone."""
 
     lines: list[Line]
     next: str | None = None
     stored_in: str = ""
     workloads: list[str] = field(default_factory=list)
+    missing: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +88,15 @@ class PatternCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatternPage:
-    """Patterns in the order asked for. `since`, `until`: the span; `before_since`: where the other begins."""
+    """Patterns in the order asked for. `since`, `until`: the span; `before_since`: where the other begins.
+    `missing`: stored lines that could not be counted, because their files are gone."""
 
     patterns: list[PatternCount]
     since: datetime
     until: datetime
     before_since: datetime
     next: str | None = None
+    missing: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +210,9 @@ class IncidentView:
     silences: list[str] = field(default_factory=list)
     origins: list[OriginView] = field(default_factory=list)  # the likeliest first, at most three
     origin_clear: bool = False  # the first of them is ahead of the second
+    ahead: bool = (
+        False  # its time is so far ahead of the clock that some clock is broken; such ones come last
+    )
 
     def began_in(self) -> str:
         """Where it began, in words; "" where nothing is known."""
@@ -399,12 +406,11 @@ class HeardSender:
     duplicates: int
     first: datetime
     last: datetime
-    formats: dict[str, float] = field(default_factory=dict)  # the share of each in the latest lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderPage:
-    """Senders, the one that was heard last first."""
+    """Senders by protocol, key and address."""
 
     senders: list[HeardSender]
     next: str | None = None
@@ -491,19 +497,35 @@ class WorkloadLines:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOutLines:
+    """What was left out of the rates and numbers of one workload since its first line, and lines whose times
+    were ahead of the clock."""
+
+    ahead: int
+    lead_minutes: int  # the most that these were ahead, of those that a time zone explains
+    late: int
+    out_of_range: int
+    values: int  # of numbers
+    session_events: int  # past a limit
+    failed: int  # lines, events of sessions and findings that were lost with a failure
+    at_ms: int  # when one of these last grew
+    sentences: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DroppedCount:
+    """Something that was lost, counted since the deployment began."""
+
+    kind: str
+    count: int
+    what: str  # what one of it is, as a plural
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServingWorker(WorkerView):
     """A live worker with the version it serves of each model."""
 
     serves: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrainShard:
-    """The queue of a drain shard; `served`: a live worker takes from it."""
-
-    queue: str
-    messages: int
-    served: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -556,8 +578,10 @@ class StackStatus:
     full: str | None  # why intake refuses fresh batches
     warming_batches: int
     trouble: Trouble | None
+    redis_loss: RedisLoss | None  # shown for a week after Redis came up empty
     watching: dict[str, float]
-    drain_shards: list[DrainShard]
+    dropped: list[DroppedCount]  # lost on the way in, or on the way to the watcher
+    left_out: dict[str, LeftOutLines]  # by workload, of those where something was left out in the last day
     gpus: PoolCounts
     flower: str | None
     metrics: str | None

@@ -5,6 +5,7 @@ down; child processes get the same values through `to_environ()`. Users know a s
 (`gpu_yield_s`); code reads it in its group (`settings.gpu.yield_s`). msgspec checks types and bounds.
 """
 
+import json
 import os
 import re
 import tomllib
@@ -23,6 +24,7 @@ from pipeline.errors import BadSetting
 from pipeline.settings import listeners, proxies
 from pipeline.settings.kafka import kafka_sources, masked_sources
 from pipeline.settings.nats import masked_source, nats_source
+from pipeline.settings.toml import read_toml
 from pipeline.settings.train_source import TrainSource
 from pipeline.settings.values import (
     check_opensearch_url,
@@ -34,8 +36,17 @@ from pipeline.settings.values import (
 )
 
 PREFIX: Final = "LOGWEIR_"
-# The only variables that reach `Internal`. The embedded stack sets them for its workers, tests for stacks.
+# The only variables that reach `Internal`. Tests and benches set them for a stack.
 PREFIX_INTERNAL: Final = "LOGWEIR_INTERNAL_"
+# All changed settings of a parent process as one JSON object, so that no separator can split a value.
+HANDED_DOWN: Final = "LOGWEIR_HANDED_DOWN"
+CONFIG: Final = "LOGWEIR_CONFIG"
+# Kubernetes adds these for every Service of the namespace, and Docker for a link. A Service can be called
+# logweir-metrics, so LOGWEIR_METRICS_PORT is only recognised as such by its value.
+_LINK: Final = re.compile(
+    r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+_LINK_ADDRESS: Final = ("tcp://", "udp://", "sctp://")
 # Names that users know from elsewhere.
 ALIASES: Final = {
     "redis_url": "REDIS_URL",
@@ -62,10 +73,7 @@ POLICY: Final = (
 )  # fmt: skip
 # All senders into one pipeline need these alike: each sender judges by its own settings what is full.
 LIMITS: Final = ("max_pending_mib", "max_pending_batches", "max_dead_mib")
-# All workers of one pipeline need these alike: they say which queues there are.
-QUEUED: Final = ("drain_shards",)
-ALIKE: Final = (*POLICY, *LIMITS, *QUEUED)
-MAX_SHARDS: Final = 64
+ALIKE: Final = (*POLICY, *LIMITS)
 Words = tuple[str, ...]
 
 # In a group, and yet no setting: `logweir run` hands it to its processes.
@@ -186,9 +194,11 @@ class RedisSettings(
     ] = 0
 
     def __post_init__(self) -> None:
-        if not self.key_prefix or any(c in self.key_prefix for c in "{}* \n"):
+        # Patterns of SCAN and of an ACL begin with it, so it has none of their characters.
+        if not self.key_prefix or any(c in self.key_prefix for c in "{}*?[]\\ \n"):
             raise ValueError(
-                f"key_prefix {self.key_prefix!r} is empty or has one of the characters {{ }} * or space"
+                f"key_prefix {self.key_prefix!r} is empty or has one of the characters "
+                "{ } * ? [ ] \\ or space; use letters, digits, - and _"
             )
         if self.url is not None:
             check_url(self.url)
@@ -212,6 +222,10 @@ class IntakeSettings(Group, frozen=True, rename={"listeners": "intake", "rules":
         ),
     ] = 256
     max_dead_mib: Annotated[int, says("payloads of dead letters before a pipeline is full", 1, TIB_MIB)] = 256
+    follow_quiet_s: Annotated[
+        float,
+        says("how long nothing was written to a rotated file before `send --follow` lets it go", 1, DAY_S),
+    ] = 60.0
 
     def __post_init__(self) -> None:
         try:
@@ -233,8 +247,7 @@ class DrainSettings(Group, frozen=True, rename=lambda name: f"drain_{name}"):
     """Mining of templates."""
 
     similarity: Annotated[float, says("Drain3 sim_th: equal tokens in one template", 0.05, 1)] = 0.7
-    shards: Annotated[int, says("writers of templates, each of a part of the workloads", 1, MAX_SHARDS)] = 1
-    processes: Annotated[int, says("drain workers per shard; one works, the others stand by", 1, 64)] = 1
+    processes: Annotated[int, says("drain workers; one works, the others stand by", 1, 64)] = 1
 
 
 class StackSettings(Group, frozen=True):
@@ -256,7 +269,10 @@ class StackSettings(Group, frozen=True):
     step_s: Annotated[float, says("a longer step ends its process and is retried", 1, 3_600)] = 120.0
     api: Annotated[str, says("where `logweir up` is asked over HTTP; empty: nowhere")] = listeners.API_DEFAULT
     api_proxies: Annotated[
-        str, says("networks of proxies that name who signed in, and GROUP=SCOPE of each group")
+        str,
+        says(
+            "networks of proxies that name who signed in, the headers that they set, and GROUP=SCOPE of each group"
+        ),
     ] = ""
     metrics: Annotated[bool, says("serve Prometheus metrics with `logweir up`")] = True
     metrics_address: Annotated[str, says("where the metrics are served")] = "127.0.0.1"
@@ -277,18 +293,13 @@ class StackSettings(Group, frozen=True):
 
 
 _TRAIN: Final = {
-    name: f"train_{name}"
-    for name in ("seconds", "devices", "source", "span_s", "exclude_words", "exclude_anomalous")
+    name: f"train_{name}" for name in ("source", "span_s", "exclude_words", "exclude_anomalous")
 } | {"edition": "model_edition"}
 
 
 class TrainSettings(Group, frozen=True, rename=_TRAIN):
     """The sources and times of trainings."""
 
-    seconds: Annotated[float, says("time that the fit of a model may take", 1, DAY_S)] = 20.0
-    devices: Annotated[
-        int, says("a training shares each batch over so many GPUs, on nodes with gpu_jobs", 1, 64)
-    ] = 1
     source: Annotated[
         str,
         says(
@@ -542,8 +553,8 @@ class Settings:
         return self.replace(**{name: policy[name] for name in ALIKE if name in policy})
 
     def to_environ(self) -> dict[str, str]:
-        """The environment of a child process that builds the same Settings."""
-        return {ITEMS[name].variable: _joined(value) for name, value in self._changed().items()}
+        """What makes a child process build the same Settings; the rest is `without_settings()`."""
+        return {HANDED_DOWN: json.dumps(self._changed(), default=str)}
 
     @classmethod
     def load(
@@ -555,16 +566,18 @@ class Settings:
     ) -> Self:
         """Build from all four levels. Flags whose value is None count as not given.
 
-        Raises BadSetting for an unknown key, a wrong type or a value out of range.
+        An unknown variable is ignored, and `unknown_variables` reports it: the environment is shared with
+        programs that use the same prefix. Raises BadSetting for an unknown key of a file or flag, a wrong
+        type or a value out of range.
         """
         env = os.environ if environ is None else environ
-        path = config or (Path(env["LOGWEIR_CONFIG"]) if env.get("LOGWEIR_CONFIG") else None)
-        values = {} if path is None else _from_file(path)
-        values |= _from_environ(env)
-        values |= {k: v for k, v in (flags or {}).items() if v is not None}
-        values = {_item(name, public=True).name: value for name, value in values.items()} | _internal(env)
-        # An empty text unsets a setting that may be absent.
-        return cls(**{k: None if v == "" and ITEMS[k].optional else v for k, v in values.items()})
+        path = config or (Path(env[CONFIG]) if env.get(CONFIG) else None)
+        values = {} if path is None else _named(_from_file(path))
+        # As they are: only a variable or a flag unsets a setting by an empty text.
+        values |= json.loads(env.get(HANDED_DOWN, "{}"))
+        values |= _named(_from_environ(env), internal=True)
+        values |= _named({k: v for k, v in (flags or {}).items() if v is not None})
+        return cls(**values)
 
 
 def _hidden(_value: str) -> str:
@@ -621,15 +634,30 @@ _INTERNAL: Final = frozenset(name for name, item in ITEMS.items() if _is_interna
 PUBLIC: Final = tuple(name for name in ITEMS if name not in _INTERNAL)
 
 
-def _item(name: str, *, public: bool = False) -> Item:
-    """Raises BadSetting for an unknown name, and with `public` for one of `Internal`."""
-    if name in ITEMS and not (public and name in _INTERNAL):
-        return ITEMS[name]
+def _item(name: str) -> Item:
+    """Raises BadSetting for an unknown name."""
+    if name not in ITEMS:
+        raise BadSetting(_unknown(name))
+    return ITEMS[name]
+
+
+def _named(values: Mapping[str, Any], *, internal: bool = False) -> dict[str, Any]:
+    """The values of one level, checked for unknown names; an empty text unsets a setting that may be absent.
+
+    `internal`: constants are taken as well. Raises BadSetting."""
+    for name in values:
+        if name not in PUBLIC and not (internal and name in _INTERNAL):
+            raise BadSetting(_unknown(name))
+    return {name: None if value == "" and ITEMS[name].optional else value for name, value in values.items()}
+
+
+def _unknown(name: str) -> str:
     if name in _INTERNAL:
-        raise BadSetting(f"{name!r} is not a setting: its value is fixed; leave it out")
+        return f"{name!r} is not a setting: its value is fixed; leave it out"
     meant = ", ".join(f"{guess} ({ITEMS[guess].variable})" for guess in nearest(name, PUBLIC))
-    remedy = f"did you mean {meant}?" if meant else "docs/settings.md lists them all"
-    raise BadSetting(f"{name!r} is not a setting; {remedy}")
+    return f"{name!r} is not a setting; " + (
+        f"did you mean {meant}?" if meant else "docs/settings.md lists them all"
+    )
 
 
 def _converted(item: Item, value: Any) -> Any:
@@ -669,7 +697,7 @@ def _path(kind: Any, value: Any) -> Any:
 
 
 def _joined(value: Any) -> str:
-    """A value as text that `_parsed` reads back."""
+    """A default as the page of settings shows it, which is how a variable spells it."""
     if isinstance(value, tuple):
         paths = any(isinstance(item, Path) for item in value)
         return (os.pathsep if paths else ",").join(str(item) for item in value)
@@ -691,30 +719,44 @@ def _word(kind: Any) -> str:
 
 def _from_file(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return read_toml(path)
     except OSError as exc:
         raise BadSetting(f"the configuration file {path} cannot be read: {exc.strerror}") from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise BadSetting(f"the configuration file {path} is not valid TOML: {exc}") from exc
 
 
-def _from_environ(env: Mapping[str, str]) -> dict[str, Any]:
+def _from_environ(env: Mapping[str, str]) -> dict[str, str]:
     values = {name: env[alias] for name, alias in ALIASES.items() if env.get(alias)}
+    return values | {name: env[key] for key, name in _ours(env) if name is not None}
+
+
+def _ours(env: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
+    """Each variable of ours and the setting that it names, None for an unknown one."""
     for key, value in env.items():
-        if key.startswith(PREFIX) and key != "LOGWEIR_CONFIG" and not key.startswith(PREFIX_INTERNAL):
-            values[key.removeprefix(PREFIX).lower()] = value
-    return values
+        if not key.startswith(PREFIX) or key in (HANDED_DOWN, CONFIG):
+            continue
+        if _LINK.fullmatch(key) or (key.endswith("_PORT") and value.startswith(_LINK_ADDRESS)):
+            continue
+        internal = key.startswith(PREFIX_INTERNAL)
+        name = key.removeprefix(PREFIX_INTERNAL if internal else PREFIX).lower()
+        yield key, name if name in (_INTERNAL if internal else PUBLIC) else None
 
 
-def _internal(env: Mapping[str, str]) -> dict[str, str]:
-    values = {
-        key.removeprefix(PREFIX_INTERNAL).lower(): value
-        for key, value in env.items()
-        if key.startswith(PREFIX_INTERNAL)
-    }
-    if unknown := sorted(set(values) - _INTERNAL):
-        raise BadSetting(f"{PREFIX_INTERNAL}{unknown[0].upper()} is not known; leave it out")
-    return values
+def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """A sentence on each variable that begins like one of ours and names no setting."""
+    return [
+        f"{key} is ignored: {_unknown(key.removeprefix(PREFIX).lower())}"
+        for key, name in _ours(os.environ if environ is None else environ)
+        if name is None
+    ]
+
+
+def without_settings() -> dict[str, str]:
+    """The environment of this process without the variables that name settings, for a child that gets
+    all of them from `to_environ`."""
+    aliases = ALIASES.values()
+    return {k: v for k, v in os.environ.items() if not k.startswith(PREFIX) and k not in aliases}
 
 
 def visible_devices(environ: Mapping[str, str] | None = None) -> str | None:
@@ -774,9 +816,11 @@ def page() -> str:
         "# Settings",
         "",
         "Precedence: defaults < configuration file < environment < flags. The file (`--config FILE` or",
-        "`LOGWEIR_CONFIG`) is TOML with the names of the first column. An unknown name, a wrong type or a "
-        "value out",
-        "of range is refused.",
+        "`LOGWEIR_CONFIG`) is TOML with the names of the first column. A wrong type or a value out of range "
+        "is refused,",
+        "and so is an unknown name in the file. An unknown variable `LOGWEIR_*` is ignored; `logweir doctor` "
+        "and `logweir up`",
+        "warn of it, except for those that Kubernetes sets for its Services.",
         "",
         "All processes of one GPU pool need the same rules, all senders into one pipeline the same limits, "
         "and all",

@@ -15,6 +15,14 @@ _GLIBC: Final = {
 # jemalloc is the allocator of Polars, which reads this when it is loaded.
 _POLARS: Final = "_RJEM_MALLOC_CONF"
 _KEPT_MS: Final = 2_000  # Batches come many times as often under load.
+# The Redis of the wheel uses glibc's malloc, which keeps what a full queue took. Payloads above this size are
+# mapped separately, so that they go back to the system when they are done.
+_GIVEN_BACK: Final = {"MALLOC_MMAP_THRESHOLD_": "131072"}
+
+
+def giving_back() -> dict[str, str]:
+    """The environment of a child process that gives the memory of large blocks back."""
+    return os.environ | _GIVEN_BACK
 
 
 def keep_freed_memory() -> None:

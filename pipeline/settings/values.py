@@ -16,7 +16,6 @@ TLS_OPTIONS: Final = (
     "ssl_password",
     "ssl_check_hostname",
 )
-CELLS_SCHEME: Final = "cells://"
 SENTINEL_SCHEME: Final = "sentinel://"
 SENTINELS_TLS_SCHEME: Final = "sentinels://"
 SENTINEL_PORT: Final = 26379
@@ -107,13 +106,6 @@ def _host_and_port(text: str) -> tuple[str, int]:
     return found[1].strip("[]"), port
 
 
-def cells_file(url: str | None) -> str | None:
-    """The file that a `cells:///path` names instead of a Redis; None for any other address."""
-    return (
-        unquote(url.removeprefix(CELLS_SCHEME)) if url is not None and url.startswith(CELLS_SCHEME) else None
-    )
-
-
 _SPANS: Final = {"h": 3_600, "d": 86_400, "w": 604_800, "y": 31_557_600}
 # How long results stay that `results_keep` does not name; by table (sinks/manifest.py, sinks/usage.py).
 # 395 d are 13 months.
@@ -129,19 +121,13 @@ _SIZES: Final = {"MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 def check_url(url: str) -> None:
     """Raises ValueError without the URL: it may hold a password."""
-    if (path := cells_file(url)) is not None:
-        if not path.startswith("/"):
-            raise ValueError(
-                "REDIS_URL names no absolute path; write it like cells:///etc/logweir/cells.toml"
-            )
-        return
     if is_sentinel(url):
         SentinelAddress.parse(url)
         return
     parts = _split(url, "REDIS_URL is not a URL; write it like redis://host:6379/0")
     if parts.scheme not in ("redis", "rediss", "unix"):
         raise ValueError(
-            "REDIS_URL must begin with redis://, rediss://, unix://, sentinel://, sentinels:// or cells://"
+            "REDIS_URL must begin with redis://, rediss://, unix://, sentinel:// or sentinels://"
         )
     options = {name: value for name, value in parse_qsl(parts.query) if name.startswith("ssl_")}
     _check_tls(options, over_tls=parts.scheme == "rediss", scheme="rediss://")

@@ -16,7 +16,8 @@ from pipeline.sinks.retention import Retention
 def compactor_of(
     settings: Settings, purpose: Purpose, backlog: Backlog, forgotten: Forgotten | None
 ) -> Compactor:
-    """Compaction of the results of a purpose; a baseline stays for ever."""
+    """Compaction of the results of a purpose; a baseline stays for ever. A run, which ends soon and needs its
+    memory for other work, seals nothing."""
     limits = kept_results(settings.data.results_keep) if purpose is Purpose.SCORE else {}
     tables = {table: limits[table] for table in ResultTable if table in limits}
     size = limits.get("size")
@@ -24,6 +25,7 @@ def compactor_of(
         parquet_of(settings, purpose),
         fates_of(backlog, forgotten),
         Retention(keep_s=tables, max_bytes=None if size is None else int(size)),
+        seals=settings.data.results_dir is None,
     )
 
 

@@ -17,10 +17,10 @@ import polars as pl
 import redis
 
 from pipeline.errors import ClaimLost
+from pipeline.ledger.backlog import Backlog, has_results
 from pipeline.logs import logger
 from pipeline.records.batch import Purpose
 from pipeline.redis.connection import answering, text_map
-from pipeline.redis.keys import Keys
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sinks.sink import Last, at_once
 
@@ -38,8 +38,11 @@ _RUN: Final = ""  # the field that says under which start of Redis the batches w
 class Forgotten:
     """The forgotten batches of one purpose; one object per process."""
 
-    def __init__(self, client: "redis.Redis", keys: Keys, sink: ParquetSink, purpose: Purpose) -> None:
+    def __init__(self, client: "redis.Redis", backlog: Backlog, sink: ParquetSink, purpose: Purpose) -> None:
+        keys = backlog.keys
         self._client = client
+        self._backlog = backlog
+        self._purpose = purpose
         self._keys = keys
         self._key = keys.forgotten(purpose.value)
         self._sink = sink
@@ -56,6 +59,8 @@ class Forgotten:
             if run == self._run:
                 return
             found = text_map(self._client.hgetall(self._key))
+        if self._purpose is Purpose.SCORE and has_results(self._backlog.totals()):
+            self._sink.expect()  # another or an empty folder must not begin results anew
         if found.get(_RUN) != run:
             batches = self._unknown()
             with answering():

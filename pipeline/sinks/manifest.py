@@ -15,7 +15,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from pipeline.errors import BadPayload, TooNew
+from pipeline.errors import BadPayload, StoreUnavailable, TooNew
+from pipeline.store.objects import Objects
 
 T = TypeVar("T")
 VERSION: Final = 3
@@ -29,7 +30,7 @@ class ResultTable(StrEnum):
     """A table of stored results. Each has a retention of its own; the value names its folder in the store."""
 
     LINES = "lines"
-    FINDINGS = "findings"  # the anomalous rows of sealed lines, all columns
+    FINDINGS = "findings"  # anomalous rows of sealed lines; all columns
     RATES_5M = "rates_5m"  # counts of sealed lines by five minutes, workload and template
     RATES_1H = "rates_1h"  # the same by the hour, with first and last record
 
@@ -184,14 +185,33 @@ def manifest(blob: bytes | None, where: str) -> ResultManifest:
     return ResultManifest() if blob is None else versioned(_manifest, blob, f"the manifest of {where}")
 
 
-def sealed(blob: bytes, where: str) -> tuple[Part, ...]:
-    """The parts of a day's object. Raises BadPayload, TooNew."""
-    return versioned(_sealed, blob, where).parts
+def gone(where: str) -> StoreUnavailable:
+    """Of results that were there before: an empty answer would look like a pipeline without lines."""
+    return StoreUnavailable(
+        f"the results in {where} were there before, and are gone; mount their folder, or restore them; after their "
+        "loss `logweir store adopt` goes on without them"
+    )
 
 
-def index(blob: bytes, where: str) -> tuple[IndexEntry, ...]:
-    """The batches of a merged part. Raises BadPayload, TooNew."""
-    return versioned(_index, blob, where).batches
+def begin_manifest(objects: Objects) -> None:
+    """Gives results that were lost a new beginning. Raises StoreUnavailable."""
+    objects.create(KEY, packed(ResultManifest()))
+
+
+def sealed(blob: bytes | None, where: str) -> tuple[Part, ...]:
+    """The parts of a day's object; None: the store lacks it. Raises BadPayload, TooNew."""
+    return versioned(_sealed, _there(blob, where), where).parts
+
+
+def index(blob: bytes | None, where: str) -> tuple[IndexEntry, ...]:
+    """The batches of a merged part; None: the store lacks its index. Raises BadPayload, TooNew."""
+    return versioned(_index, _there(blob, where), where).batches
+
+
+def _there(blob: bytes | None, where: str) -> bytes:
+    if blob is None:
+        raise BadPayload(f"{where} is missing; restore it from a backup of the store")
+    return blob
 
 
 def versioned(decoder: "msgspec.json.Decoder[T]", blob: bytes, where: str) -> T:

@@ -30,6 +30,7 @@ from pipeline.nats.streams import StreamReader, ensure_in, ensure_out, facts_of,
 from pipeline.nats.subjects import FLOWS, INFERENCED, TEMPLATES, Flow
 from pipeline.observe import counters as metrics
 from pipeline.records.batch import digest
+from pipeline.records.pushed import JOINED
 from pipeline.redis.connection import answering, connect
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
@@ -51,8 +52,16 @@ PUBLISH_S: Final = 30.0
 THRESHOLD: Final = 0.7
 _JUST_NORMAL: Final = 0.70001  # 0.7 itself is below 0.7 as a float of 32 bits
 _JUST_ANOMALOUS: Final = 0.69999
-_REMEMBERED: Final = 50_000  # masked lines, and texts of templates
+_REMEMBERED: Final = 8 << 20  # characters of masked lines, and as many of the texts of templates
+_PLACE: Final = 100  # characters that the place of a text counts
 _DOCUMENT: Final = msgspec.json.Decoder(Payload)
+
+
+class _Joined(msgspec.Struct):
+    joined_documents: list[tuple[str, str]] = []
+
+
+_JOINED: Final = msgspec.json.Decoder(_Joined)
 _RUN: Final = re.compile(r"(\d+)(?:-(\d+))?")
 
 
@@ -68,8 +77,8 @@ class NatsSink:
         self._client: redis.Redis | None = None
         self._connection: NatsConnection | None = None
         self._masks: MaskSet | None = None
-        self._masked: LRUCache[int, str] = LRUCache(_REMEMBERED)
-        self._templates: LRUCache[int, str] = LRUCache(_REMEMBERED)
+        self._masked: LRUCache[int, str] = LRUCache(_REMEMBERED, getsizeof=_size)
+        self._templates: LRUCache[int, str] = LRUCache(_REMEMBERED, getsizeof=_size)
         self._run = ""  # the start of Redis that was looked at
         self._place = ""  # of the stream that is read, in the names of records
         # Sorted lines of each subject, published before this start of Redis.
@@ -131,19 +140,26 @@ class NatsSink:
         texts, changed = self._texts(rows, flow)
         documents = list(self._documents(rows, flow, texts))
         lines = rows["line"].to_list()
+        samples = dict(zip(rows["template_id"], documents, strict=True))
+        others = list(map(_joined, rows["raw"]))
+        if any(others):
+            lines = [
+                line for line, more in zip(lines, others, strict=True) for line in [line] * (1 + len(more))
+            ]
+            documents = [one for pair in zip(documents, others, strict=True) for one in _apart(*pair)]
         at = 0
         for some, data in payload_lists(documents, most):
             here = lines[at : at + len(some)]
             at += len(some)
-            records = _runs(here)
+            records = _runs(list(dict.fromkeys(here)))
+            more = [one.id for one in some] if len(set(here)) < len(here) else []
             yield (
                 flow.out,
                 data,
-                digest(flow.out, subject, self._place, records, size=16),
+                digest(flow.out, subject, self._place, records, *more, size=16),
                 {RECORDS: f"{subject} {records}"},
             )
         if changed:
-            samples = dict(zip(rows["template_id"], documents, strict=True))
             described = [
                 # The id that Opni's drain service gives to a template that is new or has changed.
                 Payload(
@@ -181,13 +197,16 @@ class NatsSink:
         if not lacking:
             return {}
         some = rows[lacking].select("pattern_id", "message").unique("pattern_id")
-        unknown = some.filter(~pl.col("pattern_id").is_in(list(self._masked)))
+        masked = {n: self._masked[n] for n in some["pattern_id"] if n in self._masked}
+        unknown = some.filter(~pl.col("pattern_id").is_in(list(masked)))
         if unknown.height:
             if self._masks is None:
                 self._masks = MaskSet.load(extra=self.settings.intake.masks)
             lines = self._masks.mask_exactly(unknown["message"])["masked"]
-            self._masked.update(zip(unknown["pattern_id"], lines, strict=True))
-        return {pattern_id: self._masked.get(pattern_id, "") for pattern_id in some["pattern_id"]}
+            fresh = dict(zip(unknown["pattern_id"], lines, strict=True))
+            masked |= fresh
+            self._masked.update(fresh)
+        return masked
 
     def _texts(self, rows: pl.DataFrame, flow: Flow) -> tuple[Mapping[int, str], Mapping[int, str]]:
         """The templates of these records, and those that no message of this process has told yet.
@@ -317,6 +336,25 @@ def _answered(frame: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def _joined(raw: str | None) -> Sequence[tuple[str, str]]:
+    """Id and line of each payload that was joined to the one of a record."""
+    if raw is None or f'"{JOINED}":[' not in raw:
+        return ()
+    try:
+        return _JOINED.decode(raw).joined_documents
+    except msgspec.DecodeError:
+        return ()
+
+
+def _apart(answer: Payload, others: Sequence[tuple[str, str]]) -> Iterable[Payload]:
+    """The answer to a joined record as one to each of its payloads, with the line of that one."""
+    if not others:
+        return (answer,)
+    own = answer.log[: -sum(len(line) + 1 for _, line in others)]
+    pairs = [(answer.id, own), *others]
+    return (msgspec.structs.replace(answer, id=name, log=line) for name, line in pairs)
+
+
 def _read(raw: str | None) -> Payload | None:
     try:
         return _DOCUMENT.decode(raw or "")
@@ -338,6 +376,10 @@ def _runs(lines: Sequence[int]) -> str:
 def _lines(text: str) -> Iterable[int]:
     for first, end in _RUN.findall(text):
         yield from range(int(first), int(end or first) + 1)
+
+
+def _size(text: str) -> int:
+    return len(text) + _PLACE
 
 
 def _told(data: bytes) -> Mapping[int, str]:

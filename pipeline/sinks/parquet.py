@@ -31,6 +31,7 @@ from pipeline.sinks.manifest import (
     SealedParts,
     TableFile,
     day_of,
+    gone,
     index,
     manifest,
     packed,
@@ -61,6 +62,7 @@ class ParquetSink:
         self.objects: Objects = Folder(place) if isinstance(place, Path) else place
         self.files = PartFiles(self.objects, cache)
         self._held: tuple[ResultManifest, str | None] | None = None  # as last read or written here
+        self._was_there = False  # a manifest
         self._indexes: dict[str, tuple[IndexEntry, ...]] = {}
         self._days: dict[str, tuple[Part, ...]] = {}
         self._named: tuple[frozenset[str], frozenset[str]] = frozenset(), frozenset()
@@ -202,6 +204,19 @@ class ParquetSink:
         with self._explained(reading=True):
             return self.files.located(parts)
 
+    def missing_rows(
+        self,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        workloads: Collection[str] | None = None,
+    ) -> int:
+        """How many stored rows were in files that are missing, of parts that may hold results of this span
+        and these workloads. Raises SinkUnavailable."""
+        with self._explained(reading=True):
+            parts = self.parts(since=since, until=until, workloads=workloads)
+            return sum(part.live for part in parts if part.live and not self.files.has(part))
+
     def table_file(self, one: TableFile) -> Path:
         """The object of a table on this machine. Raises SinkUnavailable."""
         with self._explained(reading=True):
@@ -225,8 +240,10 @@ class ParquetSink:
                 files.append(part.tables[table])
             elif not part.tables:  # with other tables it has no findings
                 others.append(part)
-        lines = self.lazy(others).filter(pl.col("anomalous"))
-        return pl.concat([self.lazy_table(files, RESULT_SCHEMA), lines]) if files else lines
+        found = self.lazy(others)
+        if files:
+            found = pl.concat([self.lazy_table(files, RESULT_SCHEMA), found])
+        return found.filter(pl.col("anomalous"))
 
     def lazy_table(self, files: Sequence[TableFile], schema: Mapping[str, Any]) -> pl.LazyFrame:
         """The rows of a table's objects, lazily. Raises SinkUnavailable."""
@@ -284,23 +301,20 @@ class ParquetSink:
     def manifest(self) -> ResultManifest:
         """The manifest as it is now. Raises StoreUnavailable, BadPayload, TooNew.
 
-        One that was read before is absent only where its disk is not mounted, or somebody deleted it. An
-        empty answer would look like a pipeline without lines."""
-        held = self._held
-        found, tag = self._read()
-        if tag is None and held is not None and held[1] is not None:
-            self._held = held  # the next question finds the same
-            raise StoreUnavailable(
-                f"the results in {self.objects.url} were there before, and are gone; mount their folder, or "
-                "restore them"
-            )
-        return found
+        One that was read before is absent only where its disk is not mounted, or somebody deleted it."""
+        return self._read()[0]
+
+    def expect(self) -> None:
+        """Results were stored here, so an absent manifest is a fault from now on. Raises SinkUnavailable."""
+        self._was_there = True
+        with self._explained():
+            self._read()
 
     def sealed(self, name: str) -> tuple[Part, ...]:
         """The sealed parts that a day's object lists. Raises StoreUnavailable, BadPayload."""
         if name not in self._days:
             blob = self.objects.get(name)
-            self._days[name] = sealed(blob or b"", f"{name} of {self.objects.url}")
+            self._days[name] = sealed(blob, f"{name} of {self.objects.url}")
         return self._days[name]
 
     def batches(self, part: Part) -> tuple[IndexEntry, ...]:
@@ -311,7 +325,7 @@ class ParquetSink:
             return tuple(IndexEntry(one, rows, part.written_ms) for one, rows in part.batches)
         if part.index not in self._indexes:
             blob = self.objects.get(part.index)
-            self._indexes[part.index] = index(blob or b"", f"{part.index} of {self.objects.url}")
+            self._indexes[part.index] = index(blob, f"{part.index} of {self.objects.url}")
         return self._indexes[part.index]
 
     # Changes of the manifest
@@ -382,7 +396,7 @@ class ParquetSink:
                 self._held = None
                 raise
             if new_tag is not None:
-                self._held = (changed, new_tag)
+                self._held, self._was_there = (changed, new_tag), True
                 return
             self._held, fresh = None, False
             if time.monotonic() > until:
@@ -392,7 +406,10 @@ class ParquetSink:
 
     def _read(self) -> tuple[ResultManifest, str | None]:
         found = self.objects.tagged(KEY)
+        if found is None and self._was_there:
+            raise gone(self.objects.url)
         blob, tag = (None, None) if found is None else found
+        self._was_there = tag is not None
         if self._held is not None and self._held[1] == tag:
             return self._held
         self._held = (manifest(blob, self.objects.url), tag)

@@ -5,6 +5,7 @@ says at which character of `raw` they begin.
 """
 
 import io
+import itertools
 import os
 import time
 import uuid
@@ -37,6 +38,8 @@ _NOWHERE: Final = pl.lit(None, dtype=pl.UInt32).alias(MESSAGE_AT)
 CACHE_BYTES: Final = 4 << 30
 KEPT_S: Final = 600.0
 _ROW: Final = "logweir:row"
+# Ranges are read as slices, which skip row groups; of more, each would decode its row group again.
+FEW_RANGES: Final = 4
 
 
 class PartFiles:
@@ -46,6 +49,7 @@ class PartFiles:
         self.objects = objects
         self._root = objects.root if isinstance(objects, Folder) else None
         self._cache = None if cache is None else cache / digest(objects.url)
+        self.not_found: dict[str, int] = {}  # parts that `located` has left out, and their lines
 
     @property
     def folder(self) -> Path:
@@ -119,10 +123,15 @@ class PartFiles:
         """The file of a part on this machine. Raises StoreUnavailable."""
         return self.local(part.name, part.bytes)
 
+    def has(self, part: Part) -> bool:
+        """Whether the store has the file of a part. Raises StoreUnavailable."""
+        return self.objects.look(part.name) is not None
+
     def located(self, parts: Iterable[Part]) -> list[tuple[Part, Path]]:
         """The parts that have results, with their files on this machine. Raises StoreUnavailable.
 
-        A file that is not there is left out: a person has removed a damaged one, as its error says."""
+        A file that is not there is left out and noted in `not_found`: a person has removed a damaged one, as
+        its error says."""
         found = []
         for part in parts:
             if not part.live:
@@ -131,6 +140,7 @@ class PartFiles:
             if path.exists():
                 found.append((part, path))
             else:
+                self.not_found[part.name] = part.live
                 logger().warning("results.part_missing", part=part.name, rows=part.live)
         return found
 
@@ -213,6 +223,11 @@ def lazily(files: Sequence[Path], schema: Mapping[str, Any]) -> pl.LazyFrame:
 
 
 def _without(path: Path, part: Part) -> pl.LazyFrame:
+    bounds = [0, *itertools.chain.from_iterable(part.dropped), part.rows]
+    live = [(start, stop) for start, stop in zip(bounds[::2], bounds[1::2], strict=True) if start < stop]
+    if len(live) <= FEW_RANGES:
+        lines = lazily_lines([path], elided=part.elided)
+        return pl.concat([lines.slice(start, stop - start) for start, stop in live])
     numbered = pl.scan_parquet(
         [path],
         schema=_ELIDED_SCHEMA if part.elided else RESULT_SCHEMA,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import polars as pl
 
-from pipeline.errors import BadPayload
+from pipeline.errors import BadPayload, SinkUnavailable
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.sinks.manifest import PREFIX
 from pipeline.sinks.parquet import DAMAGED, ParquetSink
@@ -19,14 +19,20 @@ from pipeline.sinks.part_files import MESSAGE_AT, lazily_lines
 
 @contextmanager
 def readable(results: Path | ParquetSink) -> Iterator[None]:
-    """Around every reading of `scan(results)`: raises BadPayload that names the damaged file."""
+    """Around every reading of `scan(results)`: raises BadPayload that names the damaged file, and
+    SinkUnavailable where all files are intact."""
     try:
         yield
-    except pl.exceptions.PolarsError as exc:
-        place = damaged_file(result_files(results)) or results
-        where = place if isinstance(place, Path) else place.objects.url
-        raise BadPayload(
-            f"results cannot be read from {where} ({exc}); remove the damaged file and run again"
+    except (pl.exceptions.PolarsError, OSError) as exc:
+        place = damaged_file(result_files(results))
+        if place is not None and isinstance(exc, pl.exceptions.PolarsError):
+            raise BadPayload(
+                f"results cannot be read from {place} ({exc}); remove the damaged file and run again"
+            ) from exc
+        where = results if isinstance(results, Path) else results.objects.url
+        raise SinkUnavailable(
+            f"results cannot be read from {where} now ({exc}); give the right to read them, look at their disk, "
+            "and run again"
         ) from exc
 
 

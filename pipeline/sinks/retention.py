@@ -1,11 +1,14 @@
 """Removal of results: those past their retention, replaced files, and files of killed writers.
 
 Whole days leave, table by table (`results_keep`). A replaced file is removed after `GRACE_S`, so that a
-reader with an older manifest still finds it. A file that no manifest names is removed after `ORPHAN_S`.
+reader with an older manifest still finds it, and not while somebody reads for long (`long_reading`). A file
+that no manifest names is removed after `ORPHAN_S`.
 """
 
+import threading
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,10 +21,15 @@ from pipeline.sinks.manifest import (
     ResultTable,
 )
 from pipeline.sinks.parquet import ParquetSink
+from pipeline.upkeep import FaultSeries, start_thread
 
 GRACE_S: Final = 1_800.0
 ORPHAN_S: Final = 7_200.0
 NOTES: Final = f"{PREFIX}gone/"
+# Readers that may need longer than GRACE_S say so. One that was killed delays the removal by READER_S.
+READERS: Final = f"{PREFIX}readers/"
+READER_S: Final = 3_600.0
+RENEWED_S: Final = 600.0
 # Where the objects lie that a manifest may need.
 FOLDERS: Final = (*ResultTable, "index", "days")
 
@@ -121,7 +129,7 @@ def note_replaced(sink: ParquetSink, now: float, keys: Iterable[str]) -> str:
 def remove_replaced(sink: ParquetSink, now: float, tally: Round) -> None:
     """Removes replaced objects whose readers are done. Raises StoreUnavailable."""
     due = [one for one in sink.objects.found(NOTES) if now - _noted_s(one.key) > GRACE_S]
-    if not due:
+    if not due or _is_read(sink, now):
         return
     needed = kept_keys(sink)
     for one in due:
@@ -130,6 +138,45 @@ def remove_replaced(sink: ParquetSink, now: float, tally: Round) -> None:
                 sink.objects.delete(key)
                 tally.removed += 1
         sink.objects.delete(one.key)
+
+
+@contextmanager
+def long_reading(sink: ParquetSink) -> Iterator[None]:
+    """While it lasts, replaced files stay, however long the reader needs.
+
+    A reader that may not write to the store gets GRACE_S."""
+    key, over = f"{READERS}{uuid.uuid4().hex}", threading.Event()
+
+    def renew() -> None:
+        faults = FaultSeries("store.reading_not_noted", StoreUnavailable)
+        while True:
+            with faults.outlived():
+                sink.objects.put(key, b"")
+            began.set()
+            if over.wait(RENEWED_S):
+                break
+        with suppress(StoreUnavailable):
+            sink.objects.delete(key)
+
+    began = threading.Event()
+    thread = start_thread("long-reading", renew)
+    began.wait()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _is_read(sink: ParquetSink, now: float) -> bool:
+    """Whether somebody reads for long; forgets readers that were killed."""
+    live = False
+    for one in list(sink.objects.found(READERS)):
+        if now - one.changed < READER_S:
+            live = True
+        else:
+            sink.objects.delete(one.key)
+    return live
 
 
 def remove_orphans(sink: ParquetSink, now: float, tally: Round) -> None:

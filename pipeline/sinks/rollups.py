@@ -1,8 +1,9 @@
 """Tables beside the lines, so that questions over months are quick and outlive the lines.
 
-Compaction writes them beside a sealed part, from the same rows: its findings, and counts by workload and
-template in five minutes and in an hour. Lines of other parts, and of parts that lie only partly in a span,
-are counted when they are asked for (sinks/answers/patterns.py). A line therefore counts once.
+Compaction writes them with a sealed part, from the same rows. Its findings are the anomalous lines.
+Counts are by workload and template, in five minutes and in an hour. Lines of other parts, and of parts that
+lie only partly in a span, are counted when they are asked for (sinks/answers/patterns.py). A line therefore
+counts once.
 """
 
 import uuid
@@ -87,7 +88,7 @@ def put_tables(sink: ParquetSink, lines: pl.DataFrame, day: str) -> dict[ResultT
     found = {
         ResultTable.RATES_5M: fine.select(list(FINE_SCHEMA)).sort(order),
         ResultTable.RATES_1H: hours.sort(order),
-        ResultTable.FINDINGS: lines.filter(pl.col("anomalous")).select(list(RESULT_SCHEMA)),
+        ResultTable.FINDINGS: lines.filter("anomalous").select(list(RESULT_SCHEMA)),
     }
     return {
         table: _put(sink, table, frame, day)

@@ -26,15 +26,13 @@ from pipeline.errors import BadPayload
 from pipeline.gpu.leasing.ended import UsageRecord
 from pipeline.logs import logger
 from pipeline.records.schema import UTC_US
-from pipeline.sinks.manifest import PREFIX, VERSION, versioned
 from pipeline.sinks.parquet import DAMAGED, SWAP_S, too_many_writers
 from pipeline.sinks.part_files import PartFiles, lazily, put_table
 from pipeline.sinks.retention import GRACE_S, ORPHAN_S
+from pipeline.sinks.usage_manifest import FOLDER, KEY, ReplacedFile, UsageManifest, UsagePart, usage_manifest
 from pipeline.store.objects import Objects
 from pipeline.units import epoch_us
 
-FOLDER: Final = f"{PREFIX}usage/"
-KEY: Final = f"{FOLDER}manifest.json"
 MERGE_PARTS: Final = 32  # of a day; those of an earlier day are merged whenever there are two
 USAGE_SCHEMA: Final[dict[str, Any]] = {
     "lease_id": pl.String,
@@ -56,40 +54,6 @@ USAGE_SCHEMA: Final[dict[str, Any]] = {
 }
 IDENTITY: Final = ("lease_id", "token", "device")
 _ORDER: Final = ("tenant", "device", "granted_at", "lease_id")
-
-
-class UsagePart(msgspec.Struct, frozen=True, kw_only=True):
-    """One file. Times in microseconds since 1970: the first grant, the last end."""
-
-    name: str
-    day: str
-    rows: int
-    bytes: int
-    first_us: int
-    last_us: int
-
-
-class ReplacedFile(msgspec.Struct, frozen=True, array_like=True):
-    """A file that is no part any more, and since when, in milliseconds since 1970."""
-
-    name: str
-    at_ms: int
-
-
-class UsageManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Which files are the table. `edits` counts the swaps."""
-
-    v: int = VERSION
-    edits: int = 0
-    parts: tuple[UsagePart, ...] = ()
-    replaced: tuple[ReplacedFile, ...] = ()
-
-    def edited(self, parts: Iterable[UsagePart], replaced: Iterable[ReplacedFile]) -> "UsageManifest":
-        """The next manifest."""
-        return UsageManifest(edits=self.edits + 1, parts=tuple(parts), replaced=tuple(replaced))
-
-
-_decoder: Final = msgspec.json.Decoder(UsageManifest)
 
 
 class UsageTable:
@@ -169,9 +133,8 @@ class UsageTable:
 
     def _read(self) -> tuple[UsageManifest, str | None]:
         found = self.objects.tagged(KEY)
-        if found is None:
-            return UsageManifest(), None
-        return versioned(_decoder, found[0], f"{KEY} of {self.objects.url}"), found[1]
+        blob, tag = (None, None) if found is None else found
+        return usage_manifest(blob, self.objects.url), tag
 
     def _lazy(self, parts: Iterable[UsagePart]) -> pl.LazyFrame:
         """A file that is not there is left out: a person has removed a damaged one."""
@@ -235,7 +198,7 @@ def usage_sums(
     `gib_hours`: by the leased memory. Raises StoreUnavailable, BadPayload."""
     ordered = ("day",) if by == "day" else ("gpu_hours", by)
     sums = (
-        _pieces(table, (by,), since, until)
+        _pieces(table, by, since, until)
         .group_by(by)
         .agg(
             pl.struct("lease_id", "token").n_unique().cast(pl.Int64).alias("leases"),
@@ -249,37 +212,15 @@ def usage_sums(
         return sums.collect()
 
 
-def usage_charges(
-    table: UsageTable, since: datetime | None = None, until: datetime | None = None
-) -> pl.DataFrame:
-    """`gpu_hours` and `gib_hours` by `day`, `tenant`, `model`, `kind`, in this order.
-
-    Raises StoreUnavailable, BadPayload."""
-    columns = ("day", "tenant", "model", "kind")
-    sums = (
-        _pieces(table, columns, since, until)
-        .group_by(columns)
-        .agg(
-            (pl.col("hours") * pl.col("share")).sum().alias("gpu_hours"),
-            (pl.col("hours") * pl.col("memory_mib") / 1024).sum().alias("gib_hours"),
-        )
-        .sort(columns)
-    )
-    with table.readable():
-        return sums.collect()
-
-
-def _pieces(
-    table: UsageTable, columns: Sequence[str], since: datetime | None, until: datetime | None
-) -> pl.LazyFrame:
-    """The records with these columns and `hours`, cut to the span; with `day`, cut at midnight too."""
+def _pieces(table: UsageTable, by: str, since: datetime | None, until: datetime | None) -> pl.LazyFrame:
+    """The records with the column `by` and `hours`, cut to the span; by `day`, cut at midnight too."""
     begin = pl.col("granted_at") if since is None else pl.max_horizontal("granted_at", pl.lit(since, UTC_US))
     end = pl.col("ended_at") if until is None else pl.min_horizontal("ended_at", pl.lit(until, UTC_US))
     pieces = table.scan(since, until).with_columns(
         begin=begin, end=end, model="device_name", user=pl.col("holder").str.split(":").list.first()
     )
     pieces = pieces.filter(pl.col("end") >= pl.col("begin"))
-    if "day" in columns:
+    if by == "day":
         last = pl.max_horizontal("begin", pl.col("end").dt.offset_by("-1us")).dt.date()
         midnight = pl.col("day").cast(UTC_US)
         pieces = (

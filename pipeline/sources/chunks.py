@@ -1,9 +1,9 @@
 """Cursors in a source, and chunks of records."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, TypedDict
 
 import msgspec
 import numpy as np
@@ -15,26 +15,82 @@ from pipeline.records.wire import Codec
 from pipeline.sources import formats
 from pipeline.sources.elements import ElementKind, Elements
 from pipeline.sources.flush_policy import Due, FlushPolicy
+from pipeline.sources.formats_delimited import past_headers, with_layout
 from pipeline.sources.framing import Framer
 from pipeline.sources.lines import LineCutter
 
 MAX_RECORDS: Final = 10_000  # as `batch_records` and `batch_kib` are shipped
 MAX_BYTES: Final = 2048 * 1024
+
+
+class Limits(TypedDict, total=False):
+    """Of the chunks of a source, and how its records are recognised."""
+
+    max_records: int
+    max_bytes: int
+    choice: FormatChoice
+
+
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cursor:
-    """A place in a source; all records before it were handed over.
+class TextPlace:
+    """A place in one text; all records before it were handed over.
 
     `offset` counts bytes of the unpacked text, `line` the physical lines begun before it. `inside`: the
-    offset is within a line too long for one record. `identity` tells files of one name apart."""
+    offset is within a line too long for one record. `identity` tells files of one name apart, and `tail`, a
+    digest of the text before the offset, tells their copies apart where it is known. `layout`: that of a
+    table here, if a header in its middle has changed it."""
 
-    path: str
     identity: str
     offset: Count = 0
     line: Count = 0
     inside: bool = False
+    tail: str = ""
+    layout: str = ""
+
+    def own(self) -> dict[str, Any]:
+        """The fields of the place alone, without those of a cursor."""
+        return {name: getattr(self, name) for name in _OF_PLACE}
+
+
+_OF_PLACE: Final = tuple(field.name for field in fields(TextPlace))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor(TextPlace):
+    """A place in a source. A followed name may have several files, which were rotated one after another:
+    those that are not read out yet are `older` and `newer` than the one of this place.
+
+    `read_out`: the end of the one that was read out last. `changed`: when the file of the name was last
+    written to before this cursor, in ns since 1970; 0 if unknown. `target`: where the path led to, for a
+    link."""
+
+    path: str
+    target: str = ""
+    older: tuple[TextPlace, ...] = ()
+    newer: tuple[TextPlace, ...] = ()
+    read_out: TextPlace | None = None
+    changed: Count = 0
+
+    @property
+    def places(self) -> tuple[TextPlace, ...]:
+        """All files of the name, oldest first."""
+        return (*self.older, self, *self.newer)
+
+    def centred(self, n: int) -> "Cursor":
+        """The same cursor, told from its n-th place."""
+        places = [TextPlace(**place.own()) for place in self.places]
+        return Cursor(
+            path=self.path,
+            target=self.target,
+            older=tuple(places[:n]),
+            newer=tuple(places[n + 1 :]),
+            read_out=self.read_out,
+            changed=self.changed,
+            **places[n].own(),
+        )
 
     def pack(self) -> str:
         """JSON."""
@@ -51,16 +107,28 @@ _CODEC: Final = Codec(Cursor, version=1, what="a cursor", newer=BadPayload)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Unparsed records and the place behind them. `position` counts consumed bytes of the packed file."""
+    """Unparsed records, the offset where they begin, and the place behind them. `position` counts consumed
+    bytes of the packed file."""
 
     records: pl.DataFrame  # RAW_SCHEMA
     formats: tuple[str, ...]
+    start: int
     cursor: Cursor
     position: int
 
     def latest(self, *, arrived: datetime, zone: str) -> datetime:
         """The time of the last record."""
-        return formats.record_time(self.records.tail(1), self.formats, arrived=arrived, zone=zone)
+        names = with_layout(self.formats, self.cursor.layout)
+        last = formats.parse(self.records.tail(1), names, arrived=arrived, zone=zone)
+        found: datetime = last["timestamp"].item()
+        return found
+
+
+def _whole(ends: "np.ndarray[tuple[int], np.dtype[np.int64]]", n: int) -> int:
+    """The most records up to n behind which a chunk may end (two_streams.py), else the fewest."""
+    places = np.flatnonzero(ends) + 1
+    before = int(np.searchsorted(places, n, side="right"))
+    return int(places[max(0, before - 1)]) if places.size else len(ends)
 
 
 class Assembly:
@@ -186,7 +254,7 @@ class Assembly:
             pending = pl.concat(self._pending)
             sizes = pending["raw"].str.len_bytes().cum_sum().to_numpy()
             fits = int(np.searchsorted(sizes, self._max_bytes, side="right"))
-            n = max(1, min(self._max_records, fits))
+            n = _whole(pending["end"].to_numpy(), max(1, min(self._max_records, fits)))
             if n >= pending.height:
                 return
             self._pending = [pending[n:]]
@@ -198,15 +266,26 @@ class Assembly:
         pending, self._pending = self._pending, []
         self._pending_records = self._pending_bytes = 0
         self.unsent = unsent
-        if pending:
-            yield self._chunk(pl.concat(pending), position)
+        if not pending:
+            return
+        records = pl.concat(pending)
+        n = int(np.flatnonzero(np.append(1, records["end"].to_numpy()))[-1])
+        self._hold(records[n:])
+        if n:
+            yield self._chunk(records[:n], position)
 
     def _chunk(self, records: pl.DataFrame, position: int) -> Chunk:
-        end, line = int(records["end"][-1]), self._place.line + int(records["lines"].sum())
-        self._place = replace(self._place, offset=abs(end), line=line, inside=end < 0)
+        start, end = self._place.offset, int(records["end"][-1])
+        line = self._place.line + int(records["lines"].sum())
+        detected = tuple(dict.fromkeys((*self._formats, *self.framer.formats)))
+        names = with_layout(detected, self._place.layout)
+        records, layout = past_headers(records.drop("end"), names)
+        layout = "" if layout in detected else layout
+        self._place = replace(self._place, offset=abs(end), line=line, inside=end < 0, tail="", layout=layout)
         return Chunk(
-            records=records.drop("end").rechunk(),
-            formats=tuple(dict.fromkeys((*self._formats, *self.framer.formats))),
+            records=records.rechunk(),
+            formats=names,
+            start=start,
             cursor=self._place,
             position=position,
         )

@@ -11,11 +11,12 @@ from typing import Any, Self
 import polars as pl
 
 from pipeline.opensearch.scan import as_text
-from pipeline.records.batch import MAX_NAME, digest
-from pipeline.records.levels import level_of
+from pipeline.records.batch import MAX_NAME, as_workload_name, digest
 from pipeline.records.schema import RAW_SCHEMA, with_missing_columns
+from pipeline.records.written_levels import level_of
 from pipeline.settings import Settings
 from pipeline.sources.framing import split_text
+from pipeline.sources.protocols.json_text import at_path
 from pipeline.sources.times import read_times
 
 
@@ -59,14 +60,7 @@ def document_number(index: str, doc_id: str) -> int:
 
 def value_at(source: Mapping[str, Any], path: str) -> Any:
     """The value under a dotted path, None when there is none; a list of one is its element."""
-    found: Any = source.get(path)
-    if found is None and "." in path:
-        for cut in (i for i, c in enumerate(path) if c == "."):
-            inner = source.get(path[:cut])
-            if isinstance(inner, Mapping):
-                found = value_at(inner, path[cut + 1 :])
-                if found is not None:
-                    break
+    found = at_path(source, path)
     return found[0] if isinstance(found, list) and len(found) == 1 else found
 
 
@@ -89,7 +83,7 @@ def document_workload(document: SourceDocument, layout: Layout) -> str:
 
 def document_workload_name(name: str) -> str:
     """A name from elsewhere as that of a workload: printable and bounded."""
-    name = "".join(c if c.isprintable() else "_" for c in name)
+    name = as_workload_name(name)
     return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 17]}~{digest(name)}"
 
 

@@ -1,7 +1,9 @@
-"""Files that are one document of many records: JSON arrays, pretty-printed JSON, Windows events as XML.
+"""Files that are one document of many records: JSON arrays, pretty-printed JSON, Windows events as XML, and
+requests of OTLP as the Collector's file exporter writes them.
 
 `Elements` cuts a byte stream into elements: JSON objects at the top, within an array, or within `{"Records":
-[...]}`; `<Event>...</Event>`. An element is a record, whatever its lines. Separators between elements
+[...]}`; `<Event>...</Event>`. An element is a record, whatever its lines; a request of OTLP is those that the
+intake makes of it, and a chunk ends behind the last one. Separators between elements
 (brackets, commas, blanks) are stored nowhere, but their lines count for the record before them, or for the
 first one.
 
@@ -12,16 +14,21 @@ records of a line each; after `_MAX_DAMAGE` of those the remainder is plain line
 becomes pieces, like a long line."""
 
 import re
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import polars as pl
 
-from pipeline.records.schema import with_missing_columns
+from pipeline.records.schema import RAW_SCHEMA, with_missing_columns
 from pipeline.sources.framing import MAX_RECORD_BYTES, cut_between_characters
 from pipeline.sources.lines import NEWLINE, decode
+from pipeline.sources.protocols.contract import Hints, Undecodable
+from pipeline.sources.protocols.otlp_json import decode_json
+from pipeline.sources.pushed import framed
 
 MAX_ELEMENT_BYTES: Final = 1 << 20  # above, an element counts as one without end
+MAX_REQUEST_BYTES: Final = 16 << 20  # of OTLP: a batch of the Collector has 8,192 records
 _MAX_DAMAGE: Final = 100  # each may cost a look at MAX_ELEMENT_BYTES
 _MARK: Final = rb"(?:\xef\xbb\xbf)?"
 
@@ -29,6 +36,7 @@ _WRAPPER: Final = rb'\{\s{0,40}"(?:[Rr]ecords|events|logEvents|entries)"\s{0,40}
 _JSON_OPENS: Final = re.compile(
     _MARK + rb'\s*(?:\[\s*\{\s*["}]|\{[ \t]*\r?\n\s*["}]|' + _WRAPPER + rb'\{\s*["}])'
 )
+_OTLP_OPENS: Final = re.compile(_MARK + rb'\s*\{\s*"resourceLogs"\s*:\s*\[')
 _XML_OPENS: Final = re.compile(_MARK + rb"\s*(?:<\?xml[^>]{0,200}\?>\s*)?<Events?[\s>]")
 # A beginning that may still become one of both.
 _MAY_OPEN: Final = re.compile(
@@ -45,12 +53,14 @@ _XML_END: Final = b"</Event>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElementKind:
-    """A kind of document. `separators` stand between elements; `resync` is where a damaged one may end."""
+    """A kind of document. `separators` stand between elements; `resync` is where a damaged one may end. An
+    element of more bytes than `most` counts as one without end."""
 
     name: str
     starts: re.Pattern[bytes]
     separators: re.Pattern[bytes]
     resync: re.Pattern[bytes]
+    most: int = MAX_ELEMENT_BYTES
 
 
 JSON: Final = ElementKind(
@@ -59,6 +69,7 @@ JSON: Final = ElementKind(
     separators=re.compile(_MARK + rb"(?:[\s,\[\]}]|" + _WRAPPER + rb")*"),
     resync=re.compile(rb"\n|\}[ \t]*(?=,[ \t]*\{)"),
 )
+OTLP: Final = replace(JSON, name="otlp", most=MAX_REQUEST_BYTES)
 XML: Final = ElementKind(
     name="xml",
     starts=_XML_START,
@@ -69,6 +80,8 @@ XML: Final = ElementKind(
 
 def element_kind(beginning: bytes) -> ElementKind | None:
     """The kind of document that begins so; None for lines."""
+    if _OTLP_OPENS.match(beginning):
+        return OTLP
     if _JSON_OPENS.match(beginning):
         return JSON
     return XML if _XML_OPENS.match(beginning) else None
@@ -151,14 +164,14 @@ class Elements:
 
     def _end_of(self, kind: ElementKind, start: int, *, final: bool) -> int:
         """The end of the element at `start`; 0 if more bytes are needed, -1 for one without end."""
-        end = self._end_of_object(start) if kind is JSON else self._end_of_event(start)
+        end = self._end_of_event(start) if kind is XML else self._end_of_object(start, kind.most)
         if end == 0 and final:
             return -1
-        if end == 0 and len(self._data) - start > MAX_ELEMENT_BYTES:
+        if end == 0 and len(self._data) - start > kind.most:
             return -1
-        return -1 if end - start > MAX_ELEMENT_BYTES else end
+        return -1 if end - start > kind.most else end
 
-    def _end_of_object(self, start: int) -> int:
+    def _end_of_object(self, start: int, most: int) -> int:
         data = self._data
         seen, depth = self._open
         self._open = (0, 0)
@@ -168,7 +181,7 @@ class Elements:
             depth += 1 if found[1] == b"{" else -1
             if depth == 0:
                 return at
-            if at - start > MAX_ELEMENT_BYTES:
+            if at - start > most:
                 return -1
         stuck = _NO_BRACE.match(data, at)
         # a string never holds a line end, so its quote is missing
@@ -221,6 +234,12 @@ class Elements:
         self._release()
         line, at = self._newlines + 1, self._at
         data = self._data[at:end]
+        if self._kind is OTLP and (records := _records_of(data)) is not None:
+            self._advance(end)
+            self._held = [
+                _Row(raw=raw, line=line, end=0, header=header) for raw, *header in records.iter_rows()
+            ]
+            return
         text = decode(data)
         room = len(data)
         if room > self._cap // 4 and len(text.encode()) > self._cap:
@@ -262,12 +281,26 @@ class Elements:
         return _frame(rows)
 
 
+_HEADER: Final = ("timestamp", "timed", "level", "host", "process", "service", "message")
+_UNREAD: Final = (None,) * len(_HEADER)
+
+
+def _records_of(request: bytes) -> pl.DataFrame | None:
+    """The columns `raw` and _HEADER of a request's records; None for another object and an empty request."""
+    try:
+        records = decode_json(request, Hints()).records
+    except Undecodable:
+        return None
+    return framed(records)[0].select("raw", *_HEADER) if records.height else None
+
+
 @dataclass(slots=True, kw_only=True)
 class _Row:
     raw: str
     line: int
     end: int
     lines: int = 0
+    header: Sequence[Any] = _UNREAD  # the values of _HEADER
 
 
 def _text(text: str) -> str:
@@ -282,5 +315,10 @@ def _frame(rows: "list[_Row]") -> pl.DataFrame:
             "lines": pl.Series([row.lines for row in rows], dtype=pl.UInt32),
         }
     )
+    if any(row.header is not _UNREAD for row in rows):
+        headers = pl.DataFrame(
+            [row.header for row in rows], schema={name: RAW_SCHEMA[name] for name in _HEADER}, orient="row"
+        )
+        frame = frame.hstack(headers)
     ends = pl.Series("end", [row.end for row in rows], dtype=pl.Int64)
     return with_missing_columns(frame).with_columns(ends)

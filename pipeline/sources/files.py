@@ -5,22 +5,24 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, Unpack
 
 from pipeline.errors import BadInput
 from pipeline.records.batch import digest
-from pipeline.records.declared import DETECTED, FormatChoice
-from pipeline.sources.archives import Source, Text, texts
-from pipeline.sources.bytestreams import LOOK_BYTES, ByteStream, Layers, is_plain, is_rewritten
-from pipeline.sources.chunks import MAX_BYTES, MAX_RECORDS, Assembly, Chunk, Cursor
+from pipeline.sources.chunks import Assembly, Chunk, Cursor, Limits
 from pipeline.sources.elements import element_kind
-from pipeline.sources.folders import Filter, Skipped, oldest_first, walk
+from pipeline.sources.folders import FilesLeftOut, Filter, Skipped, oldest_first, walk
 from pipeline.sources.framing import Framer
-from pipeline.sources.lines import LineCutter
-from pipeline.sources.unpacking import Note, Readable
+from pipeline.sources.lines import sample
+from pipeline.sources.other_texts import other_archive, other_text
+from pipeline.sources.packed.archives import Source, Text, texts
+from pipeline.sources.packed.bytestreams import LOOK_BYTES, ByteStream, Layers, is_plain, is_rewritten
+from pipeline.sources.packed.unpacking import Note, Readable
 from pipeline.units import plural
 
 BLOCK_BYTES: Final = 1024 * 1024
@@ -39,54 +41,65 @@ class Chosen:
     notes: tuple[str, ...] = ()
 
 
-def choose(patterns: Sequence[str], wanted: Filter | None = None) -> Chosen:
+def choose(patterns: Sequence[str], wanted: Filter | None = None, *, copy: "Copied | None" = None) -> Chosen:
     """The logs that paths, folders and globs mean; rotated copies stand oldest first.
 
-    A folder or glob may bring other files, which are left out with one note. Raises BadInput for a file named
-    itself that is no text log, and for a folder or glob without any.
+    `copy` may be among them, and is called by its own name.
+    A folder or glob may bring other files, which are left out with a note: one about those that are no text,
+    and one about texts that are not logs. Raises BadInput for a file named itself that is no text, and for a
+    folder or glob without any log.
     """
     wanted = wanted or Filter()
     found: dict[tuple[int, int], tuple[Path, float]] = {}
     notes: list[str] = []
-    skipped, recoded = Skipped(), Skipped()
+    left_out = FilesLeftOut()
     for pattern in patterns:
         path = Path(pattern).expanduser()
         # a file may really be called `a[1].log`
         if path.is_dir():
-            logs = _logs_of(pattern, walk(path, wanted, skipped), skipped, recoded)
+            logs = _logs_of(pattern, walk(path, wanted, left_out.skipped), left_out)
         elif _GLOB_MARKS & set(pattern) and not path.exists():
-            logs = _logs_of(pattern, _matches(pattern, wanted, skipped), skipped, recoded)
+            logs = _logs_of(pattern, _matches(pattern, wanted, left_out.skipped), left_out)
         else:
-            if note := check_file(path):
+            if note := check_file(path, name=shown_name(path, copy)):
                 notes.append(note)
             logs = [(path, path.stat())]
         for one, info in logs:
             found.setdefault((info.st_dev, info.st_ino), (one, info.st_mtime))
-    if skipped.count:
-        notes.append(skipped.sentence())
-    if recoded.count:
-        verb = "is" if recoded.count == 1 else "are"
-        notes.append(f"{plural(recoded.count, 'file')} {verb} UTF-16, read as UTF-8: {recoded.names()}")
-    return Chosen(paths=tuple(oldest_first(found.values())), notes=tuple(notes))
+    return Chosen(paths=tuple(oldest_first(found.values())), notes=(*notes, *left_out.notes()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """A file that holds a copy of something else, for example of standard input; people know it by `name`."""
+
+    path: Path
+    name: str
+
+
+def shown_name(path: Path, copy: Copied | None) -> str:
+    """What people know a file by."""
+    return copy.name if copy is not None and path == copy.path else str(path)
 
 
 def _logs_of(
-    pattern: str, brought: Iterable[tuple[Path, os.stat_result]], skipped: Skipped, recoded: Skipped
+    pattern: str, brought: Iterable[tuple[Path, os.stat_result]], left_out: FilesLeftOut
 ) -> list[tuple[Path, os.stat_result]]:
-    """The text logs among the files of a folder or glob, and in `recoded` those in UTF-16. Raises BadInput
-    without any."""
-    before, logs = skipped.count, []
+    """The text logs among the files of a folder or glob. Raises BadInput without any."""
+    before, logs = left_out.count, []
     for path, info in brought:
         try:
-            log = bool(info.st_size) and _is_log(path, recoded)
+            other = _other_than_a_log(path, left_out.recoded) if info.st_size else None
         except BadInput:
-            log = False
-        if log:
-            logs.append((path, info))
+            other = None
+        if other is None:
+            left_out.skipped.add(str(path))
+        elif other:
+            left_out.add_other(other, str(path))
         else:
-            skipped.add(str(path))
+            logs.append((path, info))
     if not logs:
-        count = skipped.count - before
+        count = left_out.count - before
         why = f"of {plural(count, 'file')} none is one" if count else "no file there is wanted"
         raise BadInput(f"{pattern} has no text log; {why}, name a log file or another folder")
     return logs
@@ -134,47 +147,50 @@ def _refuse_unreadable(path: Path) -> None:
         raise BadInput(f"{path} may not be read by this user; run `chmod +r` on it or change the user")
 
 
-def check_file(path: Path) -> str:
+def check_file(path: Path, *, name: str = "") -> str:
     """A note for the user about an empty or UTF-16 file, else "".
 
-    Raises BadInput for a file that is missing, unreadable, binary or compressed in an unknown way, and for an
-    archive without a text log.
+    `name`: what it is called if not by its path. Raises BadInput for a file that is missing, unreadable,
+    binary or compressed in an unknown way, and for an archive without a text log.
     """
     _refuse_unreadable(path)
-    info = path.stat()
+    info, name = path.stat(), name or str(path)
     if not stat.S_ISREG(info.st_mode):
         return ""
     if not info.st_size:
-        return f"{path} is empty"
+        return f"{name} is empty"
     with open_file(path) as file:
-        layers = Layers(file, str(path))
+        layers = Layers(file, name)
         text = next(texts(layers, file, Source(path=path), Skipped()), None)
         if text is None:
-            raise BadInput(f"{path} is a {layers.kind} archive without a text log; give a log")
+            raise BadInput(f"{name} is a {layers.kind} archive without a text log; give a log")
         if layers.kind == "text" and text.stream.encoding != "UTF-8":
             guess = ", as the places of its NULs tell," if text.stream.guessed else ","
-            return f"{path} is {text.stream.encoding}{guess} read as UTF-8"
+            return f"{name} is {text.stream.encoding}{guess} read as UTF-8"
     return ""
 
 
-def _is_log(path: Path, recoded: Skipped) -> bool:
-    """Whether a file that nobody named is a text log. Raises BadInput for most that are none."""
+def _other_than_a_log(path: Path, recoded: Skipped) -> str | None:
+    """What a file that nobody named is if it has text, but is clearly not a log; "" for a log, and None for a
+    file without text. Raises BadInput for most of those."""
     with open_file(path) as file:
-        if is_plain(file.read(LOOK_BYTES)):
-            return True
+        first = file.read(LOOK_BYTES)
+        if is_plain(first):
+            return other_text(first)
         file.seek(0)
         layers = Layers(file, str(path))
         # Documents and programs are zips, too.
-        if layers.kind == "zip" and path.suffix.lower() != ".zip":
-            return False
-        if (
-            not layers.first
-            or (text := next(texts(layers, file, Source(path=path), Skipped()), None)) is None
-        ):
-            return False
-        if layers.kind == "text" and text.stream.encoding != "UTF-8":
+        if not layers.first or (layers.kind == "zip" and path.suffix.lower() != ".zip"):
+            return None
+        found = texts(layers, file, Source(path=path), Skipped())
+        text = next(found, None)
+        if text is None:
+            return None
+        if layers.kind != "text":
+            return other_archive(one.stream.peek() for one in chain((text,), found))
+        if (other := other_text(text.stream.peek())) == "" and text.stream.encoding != "UTF-8":
             recoded.add(str(path))
-        return True
+        return other
 
 
 def total_bytes(path: Path) -> int:
@@ -214,53 +230,6 @@ class _Reader:
             self.failure = f"{self._stream.name} cannot be read further ({exc.strerror})"
 
 
-def read_file(
-    path: Path,
-    *,
-    start: Cursor | None = None,
-    max_records: int = MAX_RECORDS,
-    max_bytes: int = MAX_BYTES,
-    choice: FormatChoice = DETECTED,
-) -> Iterator[Chunk]:
-    """All records of a file from `start` on, in chunks whose bounds depend on the content alone.
-
-    A cursor of another file (rotated, truncated, replaced) starts at the beginning. Raises BadInput at
-    once for what is not a text log, and, after everything readable was handed over, for a cut-off file.
-    """
-    _refuse_unreadable(path)
-    assemble = _Assembling(max_records=max_records, max_bytes=max_bytes, choice=choice)
-    with open_file(path) as file:
-        regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-        place = resume_at(path, file, start) if regular else Cursor(path=str(path), identity=STREAM)
-        stream = ByteStream(Layers(file, str(path)))
-        assembly = assemble(stream, place)
-        reader = _Reader(stream, assembly, _moved(stream, path, place.offset, assembly.framer))
-        yield from reader.chunks()
-    if reader.failure:
-        raise BadInput(f"{_how_far(reader.failure, reader.lines)}; copy the file again")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Assembling:
-    """How records are made of a text."""
-
-    max_records: int
-    max_bytes: int
-    choice: FormatChoice
-
-    def __call__(self, stream: ByteStream, place: Cursor) -> Assembly:
-        """For a text that stands at its beginning yet. A place within a document needs its kind."""
-        kind = element_kind(stream.peek()) if place.offset else None
-        return Assembly(
-            place,
-            max_records=self.max_records,
-            max_bytes=self.max_bytes,
-            documents=True,
-            kind=kind,
-            choice=self.choice,
-        )
-
-
 def _how_far(failure: str, lines: int) -> str:
     return f"{failure}: {plural(lines, 'line')} {'was' if lines == 1 else 'were'} read"
 
@@ -279,23 +248,23 @@ def read_texts(
     *,
     note: Note,
     begin: Callable[[Source], Cursor | None] = lambda _source: None,
-    max_records: int = MAX_RECORDS,
-    max_bytes: int = MAX_BYTES,
-    choice: FormatChoice = DETECTED,
+    name: str = "",
+    **limits: Unpack[Limits],
 ) -> Iterator[TextReading]:
     """The text of a file, or those of an archive one after another, each from its cursor on.
 
-    Damage, a cut-off end and bounds that were reached become notes behind all that could be read. Raises
-    BadInput for a file that cannot be opened or is no text log.
+    `name`: what the file is called if not by its path, which then appears in no result. Damage, a cut-off end
+    and bounds that were reached become notes behind all that could be read. Raises BadInput for a file that
+    cannot be opened or is no text log.
     """
     _refuse_unreadable(path)
-    assemble = _Assembling(max_records=max_records, max_bytes=max_bytes, choice=choice)
     with open_file(path) as file:
         regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-        layers = Layers(file, str(path), note=note)
+        layers = Layers(file, name or str(path), note=note)
         if layers.kind == "zip" and not regular:
             raise BadInput(f"{path} is a zip archive, which a pipe cannot give; save it to a file first")
-        yield from _readings(layers, file if regular else None, path, assemble, begin)
+        known_as = Path(name) if name else path
+        yield from _readings(layers, file if regular else None, known_as, limits, begin, identity=name)
 
 
 def read_packed(
@@ -303,18 +272,15 @@ def read_packed(
     name: str,
     *,
     note: Note,
-    max_records: int = MAX_RECORDS,
-    max_bytes: int = MAX_BYTES,
-    choice: FormatChoice = DETECTED,
+    **limits: Unpack[Limits],
 ) -> Iterator[TextReading]:
     """As `read_texts`, for packed standard input. A zip is copied to a temporary file first."""
-    assemble = _Assembling(max_records=max_records, max_bytes=max_bytes, choice=choice)
     with tempfile.TemporaryFile() as copy:
         layers, file = Layers(stream, name, note=note), None
         if layers.kind == "zip":
             _copy(layers.source, copy, name)
             layers, file = Layers(copy, name, note=note), copy
-        yield from _readings(layers, file, Path(name), assemble, lambda _source: None)
+        yield from _readings(layers, file, Path(name), limits, lambda _source: None)
 
 
 def read_object(
@@ -324,13 +290,10 @@ def read_object(
     identity: str,
     note: Note,
     begin: Callable[[Source], Cursor | None],
-    max_records: int = MAX_RECORDS,
-    max_bytes: int = MAX_BYTES,
-    choice: FormatChoice = DETECTED,
+    **limits: Unpack[Limits],
 ) -> Iterator[TextReading]:
     """As `read_texts`, for an object that an archive opened; its identity stands in the cursors."""
-    assemble = _Assembling(max_records=max_records, max_bytes=max_bytes, choice=choice)
-    yield from _readings(Layers(file, name, note=note), file, Path(name), assemble, begin, identity=identity)
+    yield from _readings(Layers(file, name, note=note), file, Path(name), limits, begin, identity=identity)
 
 
 def _copy(source: Readable, copy: BinaryIO, name: str) -> None:
@@ -349,7 +312,7 @@ def _readings(
     layers: Layers,
     file: BinaryIO | None,
     path: Path,
-    assemble: _Assembling,
+    limits: Limits,
     begin: Callable[[Source], Cursor | None],
     *,
     identity: str = "",
@@ -371,7 +334,9 @@ def _readings(
             break
         empty = False
         place, continued = _start_of(text, path, file, begin, identity)
-        assembly = assemble(text.stream, place)
+        # A place within a document needs its kind.
+        kind = element_kind(text.stream.peek()) if place.offset else None
+        assembly = Assembly(place, documents=True, kind=kind, **limits)
         reader = _Reader(text.stream, assembly, continued(assembly.framer))
         yield TextReading(source=text.source, place=place, chunks=reader.chunks())
         lines += reader.lines
@@ -399,18 +364,18 @@ def _start_of(
     start = begin(text.source)
     if not text.source.member and not identity:
         place = resume_at(path, file, start)
-        return place, partial(_moved, text.stream, path, place.offset)
+        return place, partial(_moved, text.stream, file, place.offset)
     identity = f"{identity or identify(file)} {text.mark}"
     same = start is not None and start.identity == identity
     place = replace(start, path=name) if start is not None and same else Cursor(path=name, identity=identity)
     return place, partial(_behind, text.stream, place.offset)
 
 
-def _moved(stream: ByteStream, path: Path, offset: int, framer: Framer) -> Sequence[bytes]:
+def _moved(stream: ByteStream, file: BinaryIO, offset: int, framer: Framer) -> Sequence[bytes]:
     """Moves the text of a file to the offset; the framer gets the beginning as its sample."""
     if offset:
         stream.skip(offset)
-        look_at_beginning(path, framer, final=True)
+        look_at_beginning(file, stream.name, framer)
     return ()
 
 
@@ -419,21 +384,26 @@ def _behind(stream: ByteStream, offset: int, framer: Framer) -> list[bytes]:
 
     The damage of a cut-off member is met again by its reader.
     """
-    at, ahead, cutter = 0, list[bytes](), LineCutter()
-    while offset and (at < offset or not framer.settled):
-        try:
-            block = stream.read(BLOCK_BYTES)
-        except BadInput:
-            block = b""
-        if not block:
-            framer.look(cutter.finish()["raw"], final=True)
-            break
-        if not framer.settled:
-            framer.look(cutter.push(block)["raw"])
-        if at + len(block) > offset:
-            ahead.append(block[max(0, offset - at) :])
-        at += len(block)
-    return ahead
+    ahead: list[bytes] = []
+
+    def read() -> Iterator[bytes]:
+        for block in _blocks(stream):
+            ahead.append(block[max(0, offset - stream.offset + len(block)) :])
+            yield block
+
+    if offset:
+        blocks = read()
+        sample(blocks, framer)
+        while stream.offset < offset and next(blocks, None):
+            pass
+    return list(filter(None, ahead))
+
+
+def _blocks(stream: ByteStream) -> Iterator[bytes]:
+    """The blocks of a text, up to its damage."""
+    with suppress(BadInput):
+        while block := stream.read(BLOCK_BYTES):
+            yield block
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -444,19 +414,25 @@ def open_file(path: Path) -> BinaryIO:
         raise BadInput(f"{path} cannot be opened: {exc.strerror}; check its name and permissions") from exc
 
 
-def look_at_beginning(path: Path, framer: Framer, *, final: bool) -> None:
-    """Gives the framer the first lines of the file as its sample."""
-    with open_file(path) as file:
-        stream, cutter = ByteStream(Layers(file, str(path))), LineCutter()
-        while not framer.settled:
-            try:
-                block = stream.read(BLOCK_BYTES)
-            except BadInput:  # the reader reports the same damage
-                block = b""
-            if not block:
-                framer.look(cutter.finish()["raw"], final=final)
-                return
-            framer.look(cutter.push(block)["raw"])
+class FromStart:
+    """Reads an open file from its beginning and leaves the file's own position where it is."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file.fileno()
+        self._at = 0
+
+    def fileno(self) -> int:
+        return self._file
+
+    def read(self, size: int, /) -> bytes:
+        data = os.pread(self._file, size, self._at)
+        self._at += len(data)
+        return data
+
+
+def look_at_beginning(file: BinaryIO, name: str, framer: Framer, *, final: bool = True) -> None:
+    """Gives the framer the first lines of the file as its sample. The reader reports its damage."""
+    sample(_blocks(ByteStream(Layers(FromStart(file), name))), framer, final=final)
 
 
 def identify(file: BinaryIO) -> str:
@@ -480,10 +456,15 @@ def is_same(identity: str, file: BinaryIO) -> bool:
 
 
 def resume_at(path: Path, file: BinaryIO, start: Cursor | None) -> Cursor:
-    """The cursor for the file that it belongs to, else the beginning."""
+    """The cursor for the file that it belongs to, else the beginning.
+
+    Of a cursor over several files of one name, the place of this one; the others stay in it."""
     identity = identify(file)
-    if start is None or not is_same(start.identity, file):
+    places = start.places if start is not None else ()
+    known = next((n for n, place in enumerate(places) if is_same(place.identity, file)), None)
+    if start is None or known is None:
         return Cursor(path=str(path), identity=identity)
+    start = start.centred(known)
     plain = not is_rewritten(os.pread(file.fileno(), HEAD_BYTES, 0))
     if plain and os.fstat(file.fileno()).st_size < start.offset:
         return Cursor(path=str(path), identity=identity)

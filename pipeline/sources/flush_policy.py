@@ -35,7 +35,7 @@ def delay_s(pending_batches: int, *, least_s: float = LEAST_S, most_s: float = M
 
 class FlushPolicy:
     """Debounces one source. The reader reports bytes and asks `due`; the sender reports the answers of
-    accept."""
+    accept. Where a source has several files, each has a policy of its own, `for_file`."""
 
     def __init__(
         self,
@@ -46,26 +46,36 @@ class FlushPolicy:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._least_s, self._most_s, self._quiet_s = least_s, most_s, quiet_s
-        self._clock = clock
-        self._pending = 0
+        self.clock = clock
+        self._answers = [
+            0
+        ]  # batches that the pipeline held at the last accept; the policies of files share it
         # The arrival of the first line in no chunk. After a chunk: the time of that chunk.
         self._oldest: float | None = None
         self._last = clock()
         self._half = False
 
+    def for_file(self) -> "FlushPolicy":
+        """A policy of the same times for one file of the source."""
+        made = FlushPolicy(
+            least_s=self._least_s, most_s=self._most_s, quiet_s=self._quiet_s, clock=self.clock
+        )
+        made._answers = self._answers
+        return made
+
     def answered(self, pending_batches: int) -> None:
         """The pipeline held this many batches at the last accept."""
-        self._pending = pending_batches
+        self._answers[0] = pending_batches
 
     def came(self, *, half_line: bool) -> None:
         """Bytes were read; `half_line`: they end inside a line."""
-        self._last, self._half = self._clock(), half_line
+        self._last, self._half = self.clock(), half_line
         if self._oldest is None:
             self._oldest = self._last
 
     def handed_over(self) -> None:
         """A chunk was sent. Remaining lines came just now, or are the open record."""
-        self._oldest = self._clock()
+        self._oldest = self.clock()
 
     def due(self, *, unsent: bool, settled: bool) -> Due:
         """The records to send now. `unsent`: some whole line is in no chunk.
@@ -75,16 +85,16 @@ class FlushPolicy:
         if not unsent or self._oldest is None:
             self._oldest = None
             return Due.NOTHING
-        now = self._clock()
+        now = self.clock()
         silent = now - self._last >= (self._most_s if self._half else self._quiet_s)
         waits_s = self._most_s
         if settled or silent:
-            waits_s = delay_s(self._pending, least_s=self._least_s, most_s=self._most_s)
+            waits_s = delay_s(self._answers[0], least_s=self._least_s, most_s=self._most_s)
         if now - self._oldest < waits_s:
             return Due.NOTHING
         return Due.EVERYTHING if silent else Due.FINISHED
 
     def poll_s(self, idle_s: float) -> float:
         """Seconds until the next poll: `idle_s` without waiting or recent lines."""
-        lively = self._oldest is not None or self._clock() - self._last < self._most_s
+        lively = self._oldest is not None or self.clock() - self._last < self._most_s
         return min(POLL_S, idle_s) if lively else idle_s

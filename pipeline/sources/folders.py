@@ -7,6 +7,7 @@ the producer names workloads by it.
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -138,6 +139,40 @@ class Skipped:
             return ""
         logs = "that is no text log" if self.count == 1 else "that are no text logs"
         return f"skipped {plural(self.count, noun)} {logs}: {self.names()}"
+
+
+@dataclass(slots=True)
+class FilesLeftOut:
+    """What folders and globs brought, and a run reads otherwise than as it is, or not at all."""
+
+    skipped: Skipped = field(default_factory=Skipped)  # no text
+    others: Skipped = field(default_factory=Skipped)  # texts that are not logs
+    kinds: Counter[str] = field(default_factory=Counter)  # of those texts
+    recoded: Skipped = field(default_factory=Skipped)
+
+    @property
+    def count(self) -> int:
+        return self.skipped.count + self.others.count
+
+    def add_other(self, kind: str, name: str) -> None:
+        """A text that is not a log; `kind` is a noun."""
+        self.kinds[kind] += 1
+        self.others.add(name)
+
+    def notes(self) -> list[str]:
+        """A sentence for each sort of file that there is."""
+        found = [self.skipped.sentence()] if self.skipped.count else []
+        if self.others.count:
+            kinds = ", ".join(plural(count, kind) for kind, count in sorted(self.kinds.items()))
+            found.append(
+                f"left out {plural(self.others.count, 'file')} whose content is not a log ({kinds}): "
+                f"{self.others.names()}; a file that is named itself is read"
+            )
+        if self.recoded.count:
+            verb = "is" if self.recoded.count == 1 else "are"
+            count = plural(self.recoded.count, "file")
+            found.append(f"{count} {verb} UTF-16, read as UTF-8: {self.recoded.names()}")
+        return found
 
 
 def walk(folder: Path, wanted: Filter, skipped: Skipped) -> Iterator[tuple[Path, os.stat_result]]:

@@ -6,7 +6,7 @@ arrival time. `parse` tries formats in the order of their table, specific before
 `detect` is by frequency."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -17,17 +17,18 @@ import numpy as np
 import polars as pl
 
 from pipeline.errors import BadInput
-from pipeline.records.columns import kinds, spread
-from pipeline.records.declared import MARK, Declaration
-from pipeline.records.levels import LEVEL_WORDS
+from pipeline.records.columns import kinds, mapped_numbers, spread
+from pipeline.records.declared import MARK, Declaration, fragment
+from pipeline.records.levels import SYSLOG_LEVELS
+from pipeline.records.remembered import remembered
 from pipeline.records.schema import RAW_SCHEMA, UTC_US
+from pipeline.records.written_levels import level_of_status, levels_by_word
 from pipeline.sources import formats_json as pairs
 from pipeline.sources.formats_delimited import are_rows, detect_table, is_layout, parse_rows, read_layout
-from pipeline.sources.formats_text import ANYTHING, BASIC_FORMATS, Format
-from pipeline.sources.formats_text_more import BEFORE_PAIRS, BY_NAME, MONTH_FIRST, TEXT_FORMATS
+from pipeline.sources.formats_text import ANYTHING, BY_NAME, NAMES, TEXT_FORMATS
+from pipeline.sources.order import GUESS, by_order, guesses
 from pipeline.sources.times import check_zone, day_comes_first, read_form, to_utc
 from pipeline.sources.wrappers import (
-    STAMPING,
     WRAPPERS,
     envelope_lines,
     inner_lines,
@@ -37,35 +38,32 @@ from pipeline.sources.wrappers import (
     unwrap,
 )
 
-_PAIR_PARSERS: Final = {
-    "json": pairs.parse_json,
-    "windows-xml": pairs.parse_xml,
-    "fortigate": pairs.parse_fortigate,
-    "logfmt": pairs.parse_logfmt,
-}
-_PAIRS: Final = tuple(_PAIR_PARSERS)
-NAMES: Final = tuple(
-    dict.fromkeys((*WRAPPERS, *BEFORE_PAIRS, *_PAIRS, *(form.name for form in TEXT_FORMATS)))
-)
-# Formats that begin with a written-out time; other text hardly ever does.
-TIMED: Final = tuple(f.name for f in BASIC_FORMATS if f.clock is not None and f.clock.form)
-_STRAY: Final = (*(form.name for form in TEXT_FORMATS if form.name in TIMED), "level")
+_PAIRS: Final = pairs.PAIR_FORMATS
+# They begin with a written-out time or a level; other text hardly ever does.
+_STRAY: Final = tuple(form.name for form in TEXT_FORMATS if form.stray)
+VAGUE: Final = frozenset(("level", "dmesg"))  # too little to tell a wrapper by
+TIMED: Final = tuple(name for name in _STRAY if name not in VAGUE)
 _RANK: Final = {name: rank for rank, name in enumerate(NAMES)}
 
 # Below one line in a hundred a match is more likely an accident of free text than a second format.
 _MIN_SHARE: Final = 0.01
-VAGUE: Final = frozenset(("level", "dmesg"))  # too little to tell a wrapper by
-_AT_ONCE, _MANY_AT_ONCE = 10, 30  # text formats
+_TOGETHER: Final = 48  # text formats
+# A sender may name formats, and a declaration of a user's holds his pattern.
+_FORMS, _FORM_CHARS = 256, 8_192
 _WITHIN: Final = frozenset(form.name for form in TEXT_FORMATS if form.whole)
 # Hours and minutes, or seconds since 1970
 _TIME_LIKE: Final = r"[0-9]:[0-9]{2}|[^0-9A-Za-z]1[0-9]{9}"
 # The beginning of a wrapped line, an object, an element or a pair.
-_STRUCTURED: Final = frozenset((*WRAPPERS, *BEFORE_PAIRS, *_PAIRS))
+_STRUCTURED: Final = frozenset(NAMES[: NAMES.index("logfmt") + 1])
 _STRUCTURED_HEAD: Final = (
     r"^(?:\s*[{<]|[A-Za-z_@][A-Za-z0-9_.@/-]*=|\[pod/|[0-9|]*[A-Za-z0-9][A-Za-z0-9_.@-]* +\|"
-    r"|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+(?:Z|[+-][0-9:]+)(?: |$))"
+    r"|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+(?:Z|[+-][0-9:]+)(?: |$)|[0-9]{2,6} <)"
 )
-_DOUBTED: Final = _WITHIN | MONTH_FIRST
+# Ahead of the formats with the same date and the day first.
+_MONTH_FIRST: Final = frozenset(f.name for f in TEXT_FORMATS if f.loose and f.time.startswith("%m"))
+_DOUBTED: Final = _WITHIN | _MONTH_FIRST
+# A line that is none of these after all may still have a later format.
+_ALONE: Final = _DOUBTED | {form.name for form in TEXT_FORMATS if form.unless}
 # A time within the line: the share of the lines that are left, of all lines, of the times at one place, and
 # how many characters off that is. Hosts and services of different lengths stand before such a time.
 _MOST, _ENOUGH, _NEARLY_ALL, _SAME_PLACE = 0.5, 0.2, 0.8, 12
@@ -75,31 +73,31 @@ _TEXTS: Final = frozenset(f.name for f in TEXT_FORMATS)
 _NAMED: Final = re.compile(r"\(\?P<(\w+)>")
 _PARSED: Final = ("timestamp", "level", "host", "process", "service", "message")
 _OF_HEADERS: Final = frozenset(_PARSED[:-1])
-NO_FORMAT: Final = "none"
 _HEAD: Final = "logweir_head"
 Rows = np.ndarray[tuple[int], np.dtype[np.intp]]
+_LEVEL_IN_TEXT: Final = fragment("LEVEL_IN_TEXT")
+_LEVEL_CHARS: Final = 200  # of a message, where its level is looked for
+# The beginnings of such messages, but for bars; it takes a tenth of the time.
+_MAY_HAVE_LEVEL: Final = (
+    r"^(?:[\[<({]|[IWEF][0-9]{4} |[A-Za-z_.]{1,40}=|[A-Za-z_][A-Za-z0-9_.-]{0,60}\[|(?i:trac|trc|d?bug|deb|dbg|verb"
+    r"|vrb|inf|notice|warn|wrn|err|ero|severe|crit|alert|emerg|fatal|ftl|panic|fehl|schwer|aver))"
+)
+_CALM: Final = ("trace", "debug", "info", "notice")
+_BARE_LEVEL: Final = (
+    "^(trace|debug|info|notice|warn|warning|err|error|crit|critical|alert|emerg|fatal|panic)[ \t]"
+)
 _HEADER_CHARS: Final = 1024  # a header is shorter than this; see `_groups`
-# RFC 5424 §6.2.1, severities 0 to 7
-_SYSLOG_LEVELS: Final = ("fatal", "critical", "critical", "error", "warning", "notice", "info", "debug")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeclaredFormat(Format):
-    """A format of a user: the whole time is in the group `time`."""
-
-    form: str
-    zone: str
-
-
-@cache
-def _form(name: str) -> Format:
+@remembered(_FORMS, _FORM_CHARS)
+def _form(name: str) -> Declaration:
     """The text format of a name, or of a packed declaration. Raises BadInput."""
     if not name.startswith(MARK):
         return BY_NAME[name]
     found = Declaration.unpack(name)
     if found.zone:
         check_zone(found.zone)
-    return DeclaredFormat(name=found.name, pattern=found.pattern, form=found.time, zone=found.zone)
+    return found
 
 
 def detect(lines: Sequence[str], declared: tuple[str, ...] = ()) -> tuple[str, ...]:
@@ -123,96 +121,78 @@ def detect(lines: Sequence[str], declared: tuple[str, ...] = ()) -> tuple[str, .
 
 
 def _detect(sample: pl.Series, names: tuple[str, ...]) -> tuple[str, ...]:
-    total, left = sample.len(), [sample]
+    total, left = sample.len(), sample
     claims: list[tuple[int, str]] = []
     inner: tuple[str, ...] = ()
-    for name in _candidates(names, left):
-        remaining = left[0]
-        matches = _recognised(remaining, name)
-        n = int(matches.sum())
-        if n < max(1.0, total * _MIN_SHARE):
+    passed = {"": True}
+    for gate, group in _together(names):
+        if left.is_empty():
+            break
+        if gate not in passed:
+            passed[gate] = bool(left.str.contains(gate).any())
+        if not passed[gate]:
             continue
-        if name in WRAPPERS:
-            within = names[names.index(name) + 1 :]
-            found = _detect_inside(remaining.filter(matches), name, n / total, within)
-            if found is None:
+        which = _first_of(left, group)
+        taken = np.zeros(left.len(), dtype=np.bool)
+        for place in np.unique(which[which >= 0]).tolist():
+            name, mine = group[place], which == place
+            n = int(mine.sum())
+            if n < max(1.0, total * _MIN_SHARE):
                 continue
-            inner += found
-        elif name in _DOUBTED and not _is_meant(remaining, matches, name, total):
-            continue
-        claims.append((n, name))
-        left[0] = remaining.filter(~matches)
+            if name in WRAPPERS:
+                within = names[names.index(name) + 1 :]
+                found = _detect_inside(left.filter(pl.Series(mine)), name, n / total, within)
+                if found is None:
+                    continue
+                inner += found
+            elif name in _DOUBTED and not _is_meant(left, pl.Series(mine), name, total):
+                continue
+            claims.append((n, name))
+            taken |= mine
+        if taken.any():
+            left = left.filter(pl.Series(~taken))
     claims.sort(key=lambda claim: -claim[0])
     if any(name in BLOCKS for _, name in claims):  # the lines below their header look like others
         claims = [claim for claim in claims if claim[1] not in VAGUE and claim[1] not in _WITHIN]
     return tuple(dict.fromkeys((*(name for _, name in claims), *inner)))
 
 
-def _candidates(names: tuple[str, ...], left: Sequence[pl.Series]) -> Iterator[str]:
-    """The formats, in their order, that the lines in `left[0]` may have; few patterns exclude most formats.
-
-    The caller replaces these lines by fewer as it goes."""
-    for many in _at_once(names, _MANY_AT_ONCE):
-        if len(many) > 1 and not _any_match(left[0], many):
-            continue
-        for group in _at_once(many, _AT_ONCE):
-            if len(group) > 1 and not _any_match(left[0], group):
-                continue
-            for name in group:
-                if left[0].is_empty():
-                    return
-                yield name
-
-
-def _any_match(lines: pl.Series, names: tuple[str, ...]) -> bool:
-    if lines.is_empty() or (names[0] in _WITHIN and not lines.str.contains(_TIME_LIKE).any()):
-        return False
-    pattern = _STRUCTURED_HEAD if names[0] in _STRUCTURED else _any_of(names)
-    return lines.str.contains(pattern).any()
-
-
-def _detect_inside(
-    lines: pl.Series, name: str, share: float, within: tuple[str, ...]
-) -> tuple[str, ...] | None:
-    """The formats inside a wrapper, of those `within`; None when these lines are no wrapped ones. `share` is
-    theirs."""
-    inside = envelope_lines(lines) if name == "envelope" else inner_lines(lines, (name,))
-    inside = inside.filter(inside.str.strip_chars() != "")
-    found = _detect(inside, within)
-    telling = tuple(n for n in found if n not in VAGUE)
-    claimed = head_mask(inner_lines(inside, telling), telling).mean()
-    if not is_claimed(lines, name, share, claimed if isinstance(claimed, float) else 0.0):
-        return None
-    # a time with fewer digits than most is still a time
-    return (*found, "iso") if name == "stamped" else found
-
-
 @cache
-def _at_once(names: tuple[str, ...], size: int) -> tuple[tuple[str, ...], ...]:
-    """The formats in their order, in groups that one pattern tests together.
+def _together(names: tuple[str, ...]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The formats in their order, in groups that one pattern looks for: the first that a line has counts.
+    With each a pattern that some line must have, if any.
 
-    Polars caches the last 32 compiled patterns of a thread; more single patterns would evict each other in
-    every sample. Compiling one takes ten times as long as testing a hundred lines."""
-    groups: list[tuple[str, ...]] = []
-    for kind, run in groupby(names, key=_kind):
+    Polars keeps the last 32 compiled patterns of a thread, and compiling one takes ten times as long as
+    testing a hundred lines. So a sample is tested by fewer patterns than that."""
+    groups: list[tuple[str, tuple[str, ...]]] = []
+    for alone, run in groupby(names, key=lambda name: name not in _TEXTS or name in _ALONE):
         some = tuple(run)
-        step = 1 if kind == "declared" or (kind == "structured" and size == _AT_ONCE) else size
-        groups += (some[at : at + step] for at in range(0, len(some), step))
+        if alone:
+            groups += ((_gate(name), (name,)) for name in some)
+        else:
+            groups += (("", some[at : at + _TOGETHER]) for at in range(0, len(some), _TOGETHER))
     return tuple(groups)
 
 
-def _kind(name: str) -> str:
-    if name in _STRUCTURED:
-        return "structured"
-    if name in _WITHIN:
-        return "within"
-    return "text" if name in _TEXTS else "declared"
+def _gate(name: str) -> str:
+    return _STRUCTURED_HEAD if name in _STRUCTURED else _TIME_LIKE if name in _WITHIN else ""
 
 
-@cache
-def _any_of(names: tuple[str, ...]) -> str:
-    """A pattern for lines of any of these text formats."""
-    return "(?s)" + "|".join(f"(?:{_NAMED.sub('(?:', BY_NAME[name].pattern)})" for name in names)
+def _first_of(lines: pl.Series, names: tuple[str, ...]) -> Rows:
+    """The place of the first of these formats that each line has, header and message; -1 without one."""
+    pattern = _any_of(*names) if len(names) > 1 else ""
+    hits = lines.str.contains(pattern) if pattern else _recognised(lines, names[0])
+    found = hits.cast(pl.Int64).to_numpy() - 1
+    if pattern and (rows := np.flatnonzero(found + 1)).size:
+        parts = lines.gather(rows).str.extract_groups(pattern).struct.unnest()
+        found[rows] = parts.select(pl.concat_list(pl.all().is_not_null()).list.arg_max()).to_series()
+    return found
+
+
+@remembered(_FORMS, _FORM_CHARS)
+def _any_of(*names: str) -> str:
+    """A pattern for lines of any of these text formats, with a group for each."""
+    return "(?s)" + "|".join(f"({_NAMED.sub('(?:', BY_NAME[name].pattern)})" for name in names)
 
 
 def _is_meant(remaining: pl.Series, matches: pl.Series, name: str, total: int) -> bool:
@@ -220,7 +200,7 @@ def _is_meant(remaining: pl.Series, matches: pl.Series, name: str, total: int) -
 
     The order of day and month is that of the whole sample. A time within a line is meant when most lines have
     one at about the same place."""
-    if name in MONTH_FIRST and day_comes_first(remaining):
+    if name in _MONTH_FIRST and day_comes_first(remaining):
         return False
     if not BY_NAME[name].whole:
         return True
@@ -234,47 +214,31 @@ def _is_meant(remaining: pl.Series, matches: pl.Series, name: str, total: int) -
     return int(is_near.sum()) >= n * _NEARLY_ALL
 
 
+def _detect_inside(
+    lines: pl.Series, name: str, share: float, within: tuple[str, ...]
+) -> tuple[str, ...] | None:
+    """The formats inside a wrapper, of those `within`; None when these lines are not wrapped. `share` is
+    theirs."""
+    inside = envelope_lines(lines) if name == "envelope" else inner_lines(lines, (name,))
+    inside = inside.filter(inside.str.strip_chars() != "")
+    found = _detect(inside, within)
+    telling = tuple(n for n in found if n not in VAGUE)
+    claimed = head_mask(inner_lines(inside, telling), telling).mean()
+    if not is_claimed(lines, name, share, claimed if isinstance(claimed, float) else 0.0):
+        return None
+    # a time with fewer digits than most is still a time
+    return (*found, "iso") if name == "stamped" else found
+
+
 def _recognised(raw: pl.Series, name: str) -> pl.Series:
     """True for lines of this format, header and message."""
     if name in WRAPPERS:
         return recognised(raw, name)
-    if name == "json":
-        return raw.str.contains(pairs.JSON_LINE)
-    if name == "windows-xml":
-        return raw.str.contains(pairs.XML_LINE)
-    if name == "fortigate":
-        return raw.str.contains(pairs.FORTIGATE_LINE)
-    if name == "logfmt":
-        return raw.str.contains(pairs.LOGFMT_LINE) & raw.str.contains(pairs.LOGFMT_MARK)
+    if name in _PAIRS:
+        return pairs.recognised_pairs(raw, name)
     form = _form(name)
     matches = raw.str.contains("(?s)" + form.pattern)
     return matches & ~raw.str.contains(form.unless) if form.unless else matches
-
-
-def guesses(formats: tuple[str, ...], lines: Sequence[str] = ()) -> dict[str, frozenset[str]]:
-    """Parts of the time that each text format leaves to a guess: `year`, `date` or `zone`.
-
-    With a sample of lines, only parts that no line of the format writes. A format without time and one that
-    guesses nothing are left out. A container runtime writes its whole time, so inside of it nothing is
-    guessed."""
-    if set(formats) & set(STAMPING):
-        return {}
-    found: dict[str, frozenset[str]] = {}
-    sample = inner_lines(pl.Series("raw", lines, dtype=pl.String), formats)
-    for name in _ordered(formats):
-        if name not in _TEXTS or BY_NAME[name].clock is None:
-            continue
-        form = BY_NAME[name]
-        guessed = form.guesses
-        if sample.len() and guessed - {"date"}:
-            groups = _groups(sample, "(?s)" + form.pattern)
-            written = {
-                part for part in guessed if part in groups.columns and groups[part].is_not_null().any()
-            }
-            guessed = guessed - written
-        if guessed:
-            found[name] = guessed
-    return found
 
 
 def format_claims(raw: pl.Series, names: Sequence[str]) -> tuple[pl.Series, Mapping[str, int]]:
@@ -293,20 +257,6 @@ def format_claims(raw: pl.Series, names: Sequence[str]) -> tuple[pl.Series, Mapp
         if hit.any():
             counts[name] = int(hit.sum())
     return claimed, counts
-
-
-def format_counts(lines: Sequence[str]) -> dict[str, int]:
-    """How many of a few lines have each format, by names for people; NO_FORMAT for those without one."""
-    raw = pl.Series("raw", lines, dtype=pl.String)
-    claimed, counts = format_claims(raw, detect(lines))
-    found = {_name_for_people(name): count for name, count in counts.items() if name not in WRAPPERS}
-    if unclaimed := raw.len() - int(claimed.sum()):
-        found[NO_FORMAT] = unclaimed
-    return found
-
-
-def _name_for_people(name: str) -> str:
-    return "table" if is_layout(name) or name.startswith(MARK) else name
 
 
 def head_mask(raw: pl.Series, formats: tuple[str, ...]) -> pl.Series:
@@ -341,7 +291,8 @@ def parse(
 ) -> pl.DataFrame:
     """The rows with header columns and message filled; rows with a message only get a missing timestamp.
 
-    A line without a time takes that of the line before it in its source, else the arrival; see `timed`.
+    A line without a time takes that of the line before it in its source, else the arrival; see `timed`. The
+    order of lines settles a year that no line writes and the repeated hour of autumn (order.py).
     `arrived` is aware; `zone` is the IANA zone of header times without offset. `headers` are the columns of
     headers that the caller reads; null may stand in the others. Raises BadInput for an unknown zone or format
     name."""
@@ -376,6 +327,8 @@ def parse_each(
     # A column that the producer has filled needs no header.
     wanted = frozenset(name for name in headers if open_rows[name].null_count())
     parsed = _parse_text(uncoloured(open_rows["raw"]), may_have, arrived=arrived, zone=zone, wanted=wanted)
+    if (parsed[GUESS] > 0).any():
+        parsed = parsed.with_columns(by_order(parsed, open_rows["source"], zone=zone))
     # values of the producer win
     complete = open_rows.with_columns([_filled(open_rows[name], parsed[name]) for name in _PARSED])
     if otherwise is not None:
@@ -390,25 +343,6 @@ def parse_each(
         complete = pl.concat([indexed.filter(~todo), complete.select(indexed.columns)]).sort("_i")
     complete = pl.DataFrame([complete[name] for name in RAW_SCHEMA])
     return _dated(complete, arrival)
-
-
-def record_time(record: pl.DataFrame, formats: tuple[str, ...], *, arrived: datetime, zone: str) -> datetime:
-    """The time that `parse` gives to one record, RAW_SCHEMA. Most take half of its time."""
-    raw = uncoloured(record["raw"])
-    unread = all(record[name].null_count() for name in ("timestamp", "timed", "message"))
-    for form in map(BY_NAME.get, _ordered(formats) if unread else ()):
-        if form is None or form.clock is None or form.whole or form.unless:
-            break
-        groups = _header(raw, form)
-        if groups["message"].null_count():
-            continue
-        times = to_utc(groups, form.clock, arrived=arrived, zone=check_zone(zone))
-        if times.null_count():
-            break
-        found: datetime = times.item()
-        return found
-    parsed: datetime = parse(record, formats, arrived=arrived, zone=zone)["timestamp"].item()
-    return parsed
 
 
 def _without_untimed(records: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series | None]:
@@ -481,6 +415,7 @@ class _Texts:
     def __init__(self, raw: pl.Series) -> None:
         self.raw = raw
         self.is_open = np.ones(raw.len(), dtype=np.bool)
+        self.guesses = np.zeros(raw.len(), dtype=np.uint8)  # YEAR, LOCAL
         self._rows: list[Rows] = []
         self._pieces: list[pl.DataFrame] = []
 
@@ -494,6 +429,8 @@ class _Texts:
             rows, found = rows[hit.to_numpy()], found.filter(hit)
         if rows.size:
             self.is_open[rows] = False
+            if GUESS in found.columns:
+                self.guesses[rows] = found[GUESS]
             self._rows.append(rows)
             self._pieces.append(pl.DataFrame([found[name] for name in _PARSED]))
 
@@ -514,8 +451,8 @@ class _Texts:
 def _parse_text(
     raw: pl.Series, may_have: _MayHave, *, arrived: datetime, zone: str, wanted: Set[str]
 ) -> pl.DataFrame:
-    """Columns `_PARSED` of each text; message is never null, timestamp null without a time. Of text formats
-    the columns of headers that are not `wanted` are null."""
+    """Columns `_PARSED` and GUESS of each text; message is never null, timestamp null without a time. Of text
+    formats the columns of headers that are not `wanted` are null."""
     texts = _Texts(raw)
     for name in may_have.names():
         rows = np.flatnonzero(texts.is_open & may_have.has(name))
@@ -523,10 +460,11 @@ def _parse_text(
             continue
         found: pl.DataFrame | None
         if name in WRAPPERS:
-            inner = may_have.inside(name, rows)
-            found = _parse_wrapped(texts.at(rows), name, inner, arrived=arrived, zone=zone, wanted=wanted)
-        elif name in _PAIR_PARSERS:
-            found = _PAIR_PARSERS[name](texts.at(rows), arrived=arrived, zone=zone)
+            rows, found = _parse_wrapped(
+                texts, rows, name, may_have, arrived=arrived, zone=zone, wanted=wanted
+            )
+        elif name in _PAIRS:
+            found = pairs.parse_pairs(texts.at(rows), name, arrived=arrived, zone=zone)
         elif is_layout(name):
             found = parse_rows(texts.at(rows), read_layout(name), arrived=arrived, zone=zone)
         else:
@@ -534,7 +472,7 @@ def _parse_text(
         if found is not None:
             texts.take(rows, found)
     _parse_strays(texts, may_have, arrived=arrived, zone=zone, wanted=wanted)
-    return _trimmed(texts.parsed())
+    return _trimmed(texts.parsed()).with_columns(pl.Series(GUESS, texts.guesses))
 
 
 def _parse_strays(
@@ -548,7 +486,7 @@ def _parse_strays(
     rows = np.flatnonzero(texts.is_open)
     if not others or not rows.size:
         return
-    rows = rows[texts.at(rows).str.contains(_any_of(others)).to_numpy()]
+    rows = rows[texts.at(rows).str.contains(_any_of(*others)).to_numpy()]
     for name in others:
         some = rows[(texts.is_open & ~may_have.has(name))[rows]]
         if not some.size:
@@ -564,13 +502,25 @@ def _trimmed(parsed: pl.DataFrame) -> pl.DataFrame:
 
 
 def _parse_wrapped(
-    raw: pl.Series, name: str, inner: _MayHave, *, arrived: datetime, zone: str, wanted: Set[str]
-) -> pl.DataFrame:
-    """Wrapped lines: the wrapper's time, the columns of the inner text, and the wrapper's names where the
-    text has none."""
-    wrapped = unwrap(raw, name, arrived=arrived, zone=zone, with_times="timestamp" in wanted)
-    texts = wrapped["inner"]
-    found = _parse_text(texts.fill_null(""), inner, arrived=arrived, zone=zone, wanted=wanted)
+    texts: _Texts,
+    rows: Rows,
+    name: str,
+    may_have: _MayHave,
+    *,
+    arrived: datetime,
+    zone: str,
+    wanted: Set[str],
+) -> tuple[Rows, pl.DataFrame | None]:
+    """The rows of wrapped lines among these, and their columns: the wrapper's time, the columns of the inner
+    text, and the wrapper's names where the text has none."""
+    wrapped = unwrap(texts.at(rows), name, arrived=arrived, zone=zone, with_times="timestamp" in wanted)
+    if wrapped["inner"].null_count():
+        hit = wrapped["inner"].is_not_null()
+        rows, wrapped = rows[hit.to_numpy()], wrapped.filter(hit)
+        if not rows.size:
+            return rows, None
+    inner = may_have.inside(name, rows)
+    found = _parse_text(wrapped["inner"], inner, arrived=arrived, zone=zone, wanted=wanted)
     columns = [
         _filled(wrapped["timestamp"], found["timestamp"]).alias("timestamp"),
         *(
@@ -578,16 +528,25 @@ def _parse_wrapped(
             for column in ("level", "host", "process", "service")
             if column in wrapped.columns
         ),
-        found["message"].set(texts.is_null(), None),
+        _extended(found["message"], wrapped),
+        found[GUESS].set(wrapped["timestamp"].is_not_null(), 0),
     ]
-    return found.with_columns(columns)
+    return rows, found.with_columns(columns)
+
+
+def _extended(message: pl.Series, wrapped: pl.DataFrame) -> pl.Series:
+    """The messages, each with what its envelope says around the line."""
+    if "extra" not in wrapped.columns or wrapped["extra"].null_count() == message.len():
+        return message
+    both = pl.concat_str("message", "extra", separator=" ", ignore_nulls=True).alias("message")
+    return pl.DataFrame([message, wrapped["extra"]]).select(both).to_series()
 
 
 def _parse_format(
-    raw: pl.Series, form: Format, *, arrived: datetime, zone: str, wanted: Set[str]
+    raw: pl.Series, form: Declaration, *, arrived: datetime, zone: str, wanted: Set[str]
 ) -> pl.DataFrame | None:
     """Columns of one format; message is null for other lines. None if no line matches."""
-    groups = _header(raw, form, message_only=not wanted and not isinstance(form, DeclaredFormat))
+    groups = _groups(raw, "(?s)" + form.pattern, message_only=not wanted)
     message = groups["message"]
     if form.whole:
         message = raw.set(message.is_null(), None).alias("message")
@@ -596,16 +555,16 @@ def _parse_format(
     if message.null_count() == message.len():
         return None
     columns: dict[str, pl.Series] = {"message": message}
-    if "timestamp" not in wanted:
-        pass
-    elif isinstance(form, DeclaredFormat):
-        if "time" in groups.columns:
-            times = read_form(groups["time"], form.form, arrived=arrived, zone=form.zone or zone)
-            columns["timestamp"] = times
-    elif form.clock is not None:
-        columns["timestamp"] = to_utc(groups, form.clock, arrived=arrived, zone=zone)
+    if "timestamp" in wanted and form.clock is not None:
+        there = form.zone or zone
+        columns["timestamp"] = (
+            read_form(groups["time"], form.time, arrived=arrived, zone=there)
+            if form.has_whole_time
+            else to_utc(groups, form.clock, arrived=arrived, zone=there)
+        )
+        columns[GUESS] = guesses(groups, form, zone=there)
     if "level" in wanted:
-        columns["level"] = _level(groups, form)
+        columns["level"] = _level(groups, form, message)
     for name in ("host", "process", "service"):
         if name in groups.columns:
             columns[name] = groups[name]
@@ -620,23 +579,9 @@ def _parse_format(
         elif name in ("host", "process", "service") and column.min() == "":
             column = column.set(column == "", None)  # an empty header field is an absent one
         out.append(column.alias(name))
+    if GUESS in columns:
+        out.append(columns[GUESS])
     return pl.DataFrame(out)
-
-
-def _header(raw: pl.Series, form: Format, *, message_only: bool = False) -> pl.DataFrame:
-    """The groups of the format's pattern; `usual` finds those of most texts."""
-    pattern = "(?s)" + form.pattern
-    if not form.usual or message_only:
-        return _groups(raw, pattern, message_only=message_only)
-    groups = _groups(raw, "(?s)" + form.usual)
-    nothing = pl.repeat(None, raw.len(), dtype=pl.String, eager=True)
-    names = _NAMED.findall(pattern)
-    columns = {name: groups[name] if name in groups.columns else nothing for name in names}
-    missed = groups["message"].is_null().arg_true()
-    if missed.len():  # Polars compiles the pattern for no texts, too, in half a millisecond
-        others = _groups(raw.gather(missed), pattern)
-        columns = {name: one.scatter(missed, others[name]) for name, one in columns.items()}
-    return pl.DataFrame(columns)
 
 
 def _groups(raw: pl.Series, pattern: str, *, message_only: bool = False) -> pl.DataFrame:
@@ -678,36 +623,53 @@ def _captured(raw: pl.Series, pattern: str, *, message_only: bool = False) -> pl
     return pl.DataFrame([*parts, found["message"]])
 
 
-def _level(groups: pl.DataFrame, form: Format) -> pl.Series:
+def _level(groups: pl.DataFrame, form: Declaration, message: pl.Series) -> pl.Series:
+    """By the header, else by the beginning of the message, else by a priority or a status."""
     level = pl.Series("level", [None], dtype=pl.String).new_from_index(0, groups.height)
     for name in ("level", "level_2", "level_3"):
         if name in groups.columns and groups[name].null_count() < groups.height:
             level = _filled(level, _named(groups[name], form))
-    if "pri" in groups.columns and groups["pri"].null_count() < groups.height:
-        severity = groups["pri"].cast(pl.Int32, strict=False) % 8
-        found = severity.replace_strict(dict(enumerate(_SYSLOG_LEVELS)), default=None, return_dtype=pl.String)
-        level = _filled(level, found)
-    if "status" in groups.columns and groups["status"].null_count() < groups.height:
-        status = groups["status"].cast(pl.Int32, strict=False)
-        by_status = (
-            pl.when(pl.col("status") >= 500)
-            .then(pl.lit("error"))
-            .when(pl.col("status") >= 400)
-            .then(pl.lit("warning"))
-            .otherwise(pl.lit("info"))
-        )
-        found = status.alias("status").to_frame().select(by_status).to_series().set(status.is_null(), None)
-        level = _filled(level, found)
+    if level.null_count():
+        level = _filled_by_text(level, message)
+    for name, meaning in (("pri", _of_priority), ("status", level_of_status)):
+        if level.null_count() and name in groups.columns and groups[name].null_count() < groups.height:
+            level = _filled(level, mapped_numbers(groups[name], meaning))
     return level.alias("level")
 
 
-def _named(words: pl.Series, form: Format) -> pl.Series:
+def _of_priority(priority: int) -> str:
+    return SYSLOG_LEVELS[priority % 8]
+
+
+def _filled_by_text(level: pl.Series, message: pl.Series) -> pl.Series:
+    """The levels, with those that stand at the beginning of a message where the header has none.
+
+    A word in small letters without a mark is a level where most of these messages begin with one."""
+    may = message.str.contains(_MAY_HAVE_LEVEL) | message.str.contains("|", literal=True)
+    if level.null_count() < level.len():
+        may &= level.is_null()
+    hits = may.arg_true()
+    if not hits.len():
+        return level
+    some = message.gather(hits).str.slice(0, _LEVEL_CHARS)
+    parts = some.str.extract_groups(_LEVEL_IN_TEXT).struct.unnest()
+    words = parts.select(pl.coalesce(pl.all())).to_series()
+    bare = some.str.extract(_BARE_LEVEL)
+    found = bare.drop_nulls()
+    if found.len() * 2 >= level.null_count() and found.is_in(_CALM).any():
+        words = words.zip_with(words.is_not_null(), bare)
+    few, which = kinds(words.fill_null(""))
+    levels = pl.Series([levels_by_word().get(word.lower()) for word in few.to_list()], dtype=pl.String)[which]
+    return level.scatter(hits, levels)
+
+
+def _named(words: pl.Series, form: Declaration) -> pl.Series:
     """The levels of these words, null for unknown words."""
     few, which = kinds(words.fill_null("") if words.null_count() else words)
     names = few.to_list()
     found = (
-        [LEVEL_WORDS.get(name.lower()) for name in names]
-        if form.levels is None
-        else [form.levels.get(name) for name in names]
+        [form.words.get(name) for name in names]
+        if form.words
+        else [levels_by_word().get(name.lower()) for name in names]
     )
     return pl.Series("level", found, dtype=pl.String)[which]

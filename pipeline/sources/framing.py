@@ -8,16 +8,18 @@ lines = 0: by nothing) are the input.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import Final
 
 import numpy as np
 import polars as pl
 
 from pipeline.records.declared import DETECTED, FormatChoice
-from pipeline.records.schema import RAW_SCHEMA
-from pipeline.sources.formats import BLOCKS, TIMED, VAGUE, detect, head_mask
-from pipeline.sources.formats_delimited import is_layout, read_layout, within_quotes
+from pipeline.records.schema import RAW_SCHEMA, nulls
+from pipeline.records.traces import KINDS, pattern_of
+from pipeline.sources.formats import BLOCKS, VAGUE, detect, head_mask
+from pipeline.sources.formats_delimited import belong_before, is_layout, read_layout
+from pipeline.sources.joining.joiner import Joiner
+from pipeline.sources.joining.two_streams import DOCKER_BEGIN, TWO_STREAMS, Weave
 from pipeline.sources.wrappers import OWNED, behind_prefixes, inner_lines, owners, uncoloured
 
 MAX_RECORD_BYTES: Final = 65536
@@ -25,50 +27,21 @@ MAX_RECORD_BYTES: Final = 65536
 SAMPLE_LINES: Final = 200
 # A source of blank lines must not wait for ever while the sample fills.
 MAX_LOOKED_AT: Final = 20_000
-# With this share of heads in the sample a line without header belongs to the line before it.
-STRICT_SHARE: Final = 0.8
 
 # Values of `part`: a whole line, or the first or a later piece of a line longer than the cap.
 WHOLE_LINE: Final = 0
 FIRST_PIECE: Final = 1
 NEXT_PIECE: Final = 2
 
-_TRACEBACK: Final = r"^Traceback \(most recent call last\):"
-_CONTINUATION: Final = "|".join(
-    (
-        r"^(?:\s|$)",
-        r"^Caused by: ",
-        _TRACEBACK,
-        r"^(?:During handling of the above exception|The above exception was the direct cause)",
-        r"^(?:[A-Za-z_$][A-Za-z0-9_$]*\.)+[A-Za-z0-9_$]*(?:Exception|Error|Throwable)(?::|\s|$)",  # Java, C#
-        r"^\.\.\. [0-9]+ (?:more|common frames omitted)",
-        r"^goroutine [0-9]+ \[",
-        r"^created by [^ ]+\.[^ ]+",
-        r"^(?:[A-Za-z0-9_.~-]+/)*[A-Za-z0-9_~-]+\.(?:\(\*?[A-Za-z0-9_]+\)\.)?[A-Za-z0-9_.]+"
-        r"\((?:0x[0-9a-f?]+|\.\.\.|\{|\)$)",  # a frame of Go
-        r"^[}\])]+[;,]?\s*$",
-        r"^-->",
-    )
-)
-# A grave line without a header of its own is no part of the line before.
-_ALARM: Final = (
-    r"^\[? ?(?:WARN|WARNING|ERROR|ERRO|ERR|SEVERE|CRITICAL|CRIT|ALERT|EMERG|FATAL|PANIC) ?(?:[:|\[\]]|[ -]|$)"
-)
-# The header of a slow query of MySQL: the second line may stand alone.
-_SLOW_TIME, _SLOW_USER = "# Time: ", "# User@Host: "
-_CRI_PARTIAL: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[^ ]+ (?:stdout|stderr) P(?: |$)"
 DOCUMENTS: Final = ("envelope",)  # the formats of a collector's objects, without those of their lines
-_DOCKER_BEGIN: Final = '{"log":"'
-_DOCKER_LINE_END: Final = r'\\n","stream":"'
-_PARTIAL: Final = frozenset(("cri", "docker"))  # wrappers that cut long lines
 # What lines without a time, and lines without any format, do not have.
 _MAY_BE_TIMED: Final = r"[0-9]{1,2}[:.][0-9]{2}|[0-9]{8}|[0-9][-/][0-9]"
-_MAY_HAVE_A_FORMAT: Final = (
-    rf"{_MAY_BE_TIMED}|[A-Za-z_]=|^\W*(?:[A-Z]{{3,}}\b|[IWEFD][0-9])|^\s*[{{\[<(\"']|{_CONTINUATION}"
-)
+_MAY_HAVE_A_FORMAT: Final = rf"{_MAY_BE_TIMED}|[A-Za-z_]=|^\W*(?:[A-Z]{{3,}}\b|[IWEFD][0-9])|^\s*[{{\[<(\"']"
 _JOINED: Final = "end"
-_FRAMED: Final = ("raw", "line", "lines")  # the other columns are null until `formats.parse` reads the header
-_KEPT_NULLS: Final = 16_384  # rows of such columns that a process keeps, 2 MiB
+# The other columns are null until `formats.parse` reads the header. The level is that of a crash without one.
+_LEVEL: Final = "level"
+_FRAMED: Final = ("raw", "line", "lines", _LEVEL)
+_OF_ROWS: Final = ("raw", "part", _JOINED, "size", "line", "lines")
 
 
 class Framer:
@@ -92,18 +65,15 @@ class Framer:
         self._given = formats
         self._declared = choice.declared
         self.formats: tuple[str, ...] = formats or ()
-        self._strict = False
-        self._block = False  # records are several lines below a header
-        self._after_time = False  # the line before is the first one of a header of two
         self._sample: list[str] = []
         self._looked_at = 0
         self._settled = False
         self._waiting: list[pl.DataFrame] = []  # lines before the formats were detected
         self._open: pl.DataFrame | None = None  # the lines of the open record
         self._next_line = first_line
-        self._after_partial = False
-        self._in_traceback = False
-        self._in_quotes = False  # of a table's value
+        self._joiner = Joiner()
+        self._weave: Weave | None = None
+        self._in_table = 0  # what the row before leaves open
         self._owner = ""  # prefix of the line before, where services share the stream
         if sample:
             self.look(pl.Series("raw", sample, dtype=pl.String))
@@ -133,10 +103,15 @@ class Framer:
     def flush_frame(self) -> pl.DataFrame:
         """As `flush`, with the column `end`."""
         records = self._frame(self._released()) if self._waiting else _no_records()
+        if self._weave is not None and (held := self._weave.flush()) is not None:
+            records = pl.concat([records, self._frame_in_turn(held)])
         if self._open is not None:
             records = pl.concat([records, _join(self._open)])
             self._open = None
-        self._after_partial = self._in_traceback = self._in_quotes = self._after_time = False
+        self._joiner.reset()
+        if self._weave is not None:
+            self._weave.reset()
+        self._in_table = 0
         self._owner = ""
         return records
 
@@ -144,7 +119,7 @@ class Framer:
         """The records of whole texts that stand one behind another, as `feed_frame`; `line` counts through.
 
         `starts`: true for the first line of each. No line is longer than the cap. The formats are settled."""
-        records = self._frame(self._numbered(self._split_long(lines)), starts)
+        records = self._frame(self._numbered(self._split_long(lines)).with_columns(starts.alias("starts")))
         return pl.concat([records, self.flush_frame()])
 
     # Which formats
@@ -172,10 +147,8 @@ class Framer:
         """Formats and strictness from the sample so far."""
         self.formats = detect(self._sample, self._declared) if self._given is None else self._given
         sample_lines = pl.Series("raw", self._sample, dtype=pl.String)
-        heads = head_mask(inner_lines(sample_lines, self.formats), self.formats)
-        share = heads.mean()
-        self._block = bool(BLOCKS & set(self.formats))
-        self._strict = self._block or (isinstance(share, float) and share >= STRICT_SHARE)
+        self._joiner.decide(inner_lines(sample_lines, self.formats), self.formats)
+        self._weave = None if TWO_STREAMS.isdisjoint(self.formats) else Weave(self.formats)
 
     def _released(self) -> pl.DataFrame:
         if not self._settled:
@@ -234,12 +207,17 @@ class Framer:
         self._next_line += int(fresh.sum())
         return numbered
 
-    def _frame(self, frame: pl.DataFrame, starts: pl.Series | None = None) -> pl.DataFrame:
+    def _frame(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Records that end within these rows; the last record stays open. `starts`: rows that begin one."""
-        begins = self._begins(frame)
-        if starts is not None:
-            begins = (begins | starts).alias("begins")
-        frame = frame.with_columns(begins)
+        return self._frame_in_turn(frame if self._weave is None else self._weave.in_turn(frame))
+
+    def _frame_in_turn(self, frame: pl.DataFrame) -> pl.DataFrame:
+        if frame.is_empty():
+            return _no_records()
+        begins, levels = self._begins(frame)
+        if "starts" in frame.columns:
+            begins = begins | frame["starts"]
+        frame = frame.select(_OF_ROWS).with_columns(begins.alias("begins"), levels.alias(_LEVEL))
         if begins.all() and frame["part"].max() == WHOLE_LINE:
             before, self._open = self._open, frame[-1:]
             records = _completed(frame[:-1])
@@ -258,66 +236,28 @@ class Framer:
         self._open = frame[start:].drop("group")
         return _join(frame[:start])
 
-    def _begins(self, frame: pl.DataFrame) -> pl.Series:
-        """True for rows that begin a record, by their text, their service and the row before."""
+    def _begins(self, frame: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
+        """True for rows that begin a record, by their text, their service and the row before, and the levels
+        of such records."""
         raw = frame["raw"]
-        begins = self._begins_by_text(raw)
+        inner = inner_lines(raw, self.formats)
+        levels: pl.Series | None = None
+        if table := next(filter(is_layout, self.formats), ""):
+            joined, self._in_table = belong_before(inner, read_layout(table), state=self._in_table)
+            begins = ~joined
+        else:
+            found = self._joiner.joins(inner, self.formats)
+            begins, levels = found.begins, found.levels
+        if self._weave is not None:
+            begins = self._weave.parted(frame, begins)
         if wrapper := next(filter(OWNED.__contains__, self.formats), ""):
             # Services write at the same time: the rest of a stack trace may come after lines of another one.
             owner = owners(raw, wrapper).fill_null(strategy="forward").fill_null(self._owner)
             begins = begins | (owner != owner.shift(1, fill_value=self._owner))
             self._owner = str(owner[-1])
-        return begins.alias("begins")
-
-    def _begins_by_text(self, raw: pl.Series) -> pl.Series:
-        inner = inner_lines(raw, self.formats)
-        if table := next(filter(is_layout, self.formats), ""):
-            joined, self._in_quotes = within_quotes(inner, read_layout(table), inside=self._in_quotes)
-            return ~joined
-        heads = head_mask(inner, self.formats)
-        if self._block:
-            after = inner.str.starts_with(_SLOW_TIME).shift(1, fill_value=self._after_time)
-            self._after_time = bool(inner.str.starts_with(_SLOW_TIME)[-1])
-            heads = heads & ~(after & inner.str.starts_with(_SLOW_USER))
-        if heads.all() and not self._wrapped and not self._in_traceback:
-            return heads
-        shaped = inner.str.contains(_CONTINUATION)
-        joins = shaped & ~heads
-        if self._strict:
-            joins = joins | self._headless(inner, heads)
-        joins = joins | self._ends_traceback(inner, heads)
-        if self._wrapped:
-            partial = raw.str.contains(_CRI_PARTIAL)
-            if "docker" in self.formats:
-                partial |= raw.str.starts_with(_DOCKER_BEGIN) & ~raw.str.contains(_DOCKER_LINE_END)
-            joins = joins | partial.shift(1, fill_value=self._after_partial)
-            self._after_partial = bool(partial[-1])
-        return ~joins
-
-    def _headless(self, inner: pl.Series, heads: pl.Series) -> pl.Series:
-        """True for rows without a header. A timed header of a format outside the sample still begins a
-        record, and so does a line that begins with a grave level."""
-        rows = (~heads).arg_true()
-        headless = inner.gather(rows)
-        foreign = head_mask(headless, TIMED)
-        if not self._block:
-            foreign = foreign | headless.str.contains(_ALARM)
-        return (~heads).scatter(rows, ~foreign)
-
-    @property
-    def _wrapped(self) -> bool:
-        return not _PARTIAL.isdisjoint(self.formats)
-
-    def _ends_traceback(self, inner: pl.Series, heads: pl.Series) -> pl.Series:
-        """True for the first unindented line after `Traceback`: it names the exception."""
-        flush_left = inner.str.contains(r"^\S")
-        starts = inner.str.contains(_TRACEBACK)
-        unindented = flush_left.arg_true()
-        before = starts.gather(unindented).shift(1, fill_value=self._in_traceback)
-        if unindented.len():
-            self._in_traceback = bool(starts[int(unindented[-1])])
-        ends = pl.repeat(False, inner.len(), dtype=pl.Boolean, eager=True).scatter(unindented, before)
-        return ends & ~heads
+        if levels is None:
+            levels = nulls(_LEVEL, raw.len())
+        return begins, levels
 
     def _capped(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Closes records at the cap: a row that would pass the cap begins a new record."""
@@ -348,7 +288,7 @@ def are_records_each(
     """`are_records` of lines of several sources: `which` tells the place of the formats of each."""
     found = np.zeros(lines.len(), dtype=np.bool)
     is_short = lines.str.len_bytes() <= MAX_RECORD_BYTES
-    likely = (is_short & ~lines.str.starts_with(_DOCKER_BEGIN)).to_numpy()
+    likely = (is_short & ~lines.str.starts_with(DOCKER_BEGIN)).to_numpy()
     plain = uncoloured(lines)
     for number, names in enumerate(formats):
         rows = np.flatnonzero(likely & (which == number))
@@ -362,7 +302,7 @@ def are_records_each(
 def _have_heads(lines: pl.Series, inner: pl.Series, formats: tuple[str, ...]) -> pl.Series:
     """True for lines that begin with a header of one of these formats, and may have no other one."""
     if not formats:
-        return ~lines.str.contains(_MAY_HAVE_A_FORMAT)
+        return ~lines.str.contains(f"{_MAY_HAVE_A_FORMAT}|{pattern_of(*KINDS)}")
     heads = head_mask(inner, formats)
     return heads & ~lines.str.contains(_MAY_BE_TIMED) if set(formats) <= VAGUE else heads
 
@@ -374,7 +314,7 @@ def are_read_as_documents(formats: tuple[str, ...]) -> bool:
 
 def _takes_a_look(formats: tuple[str, ...]) -> bool:
     """Whether the lines around a line tell what it belongs to."""
-    return any(map(is_layout, formats)) or not (BLOCKS | _PARTIAL).isdisjoint(formats)
+    return any(map(is_layout, formats)) or not (BLOCKS | TWO_STREAMS).isdisjoint(formats)
 
 
 def split_text(text: str, cap: int = MAX_RECORD_BYTES) -> Iterator[str]:
@@ -408,7 +348,7 @@ def _join(rows: pl.DataFrame) -> pl.DataFrame:
         rows = rows.with_columns(pl.lit(0).alias("group"))
     single = rows["group"].is_unique()
     if single.all():
-        joined = rows.select("raw", "line", "lines", _JOINED)
+        joined = rows.select(*_FRAMED, _JOINED)
     else:
         many = (
             rows.filter(~single)
@@ -417,10 +357,11 @@ def _join(rows: pl.DataFrame) -> pl.DataFrame:
                 pl.col("raw").str.join("\n"),
                 pl.col("line").first(),
                 pl.col("lines").sum(),
+                pl.col(_LEVEL).first(),
                 pl.col(_JOINED).last(),
             )
         )
-        columns = ["group", "raw", "line", "lines", _JOINED]
+        columns = ["group", *_FRAMED, _JOINED]
         both = pl.concat([rows.filter(single).select(columns), many.select(columns)])
         joined = both.sort("group").drop("group")
     return _completed(joined)
@@ -428,26 +369,11 @@ def _join(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _completed(joined: pl.DataFrame) -> pl.DataFrame:
     """All columns of records. A query that adds the nulls takes 0.3 ms, also for a few records."""
-    n = joined.height
-    nulls = _kept_nulls()[:n] if n <= _KEPT_NULLS else _nulls(n)
     columns = [
-        joined.get_column(name).cast(kind) if name in _FRAMED else nulls.get_column(name)
+        joined.get_column(name).cast(kind) if name in _FRAMED else nulls(name, joined.height)
         for name, kind in RAW_SCHEMA.items()
     ]
     return pl.DataFrame([*columns, joined.get_column(_JOINED)])
-
-
-@cache
-def _kept_nulls() -> pl.DataFrame:
-    return _nulls(_KEPT_NULLS)
-
-
-def _nulls(rows: int) -> pl.DataFrame:
-    """So many rows of the columns that framing does not tell."""
-    untold = {name: kind for name, kind in RAW_SCHEMA.items() if name not in _FRAMED}
-    return pl.DataFrame(
-        [pl.Series(name, [None], dtype=kind).new_from_index(0, rows) for name, kind in untold.items()]
-    )
 
 
 def _no_records() -> pl.DataFrame:

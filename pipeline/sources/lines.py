@@ -4,6 +4,8 @@ Text is UTF-8. An invalid byte becomes `\\xNN`, a NUL `\\x00`. Only a newline en
 before the newline is dropped. A line longer than the cap becomes pieces, cut at places that depend on the
 line alone."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import polars as pl
 
@@ -12,6 +14,7 @@ from pipeline.sources.framing import (
     MAX_RECORD_BYTES,
     NEXT_PIECE,
     WHOLE_LINE,
+    Framer,
     cut_between_characters,
 )
 
@@ -109,7 +112,7 @@ class LineCutter:
 
     def _last_line(self) -> pl.DataFrame:
         stop = len(self._tail)
-        rows = self._some_long_lines(self._tail, np.array([stop], dtype=np.int64))
+        rows = self._line_by_line(self._tail, np.array([stop], dtype=np.int64))
         # without a newline the end is at the last byte
         rows = rows.with_columns(pl.col("end").clip(upper_bound=self._at + stop))
         self._tail, self._at = b"", self._at + stop
@@ -117,31 +120,15 @@ class LineCutter:
 
     def _whole_lines(self, data: bytes) -> pl.DataFrame:
         """`data` ends with a newline."""
-        if not self._inside and b"\r" not in data and (raw := _lines(data)) is not None:
-            # The bytes of a text are those of its line, so its size tells where the line ends.
-            sizes = raw.str.len_bytes().to_numpy().astype(np.int64)
-            stops = np.cumsum(sizes + 1) - 1
-            if raw.len() and int(sizes.max()) <= self._cap and int(stops[-1]) == len(data) - 1:
-                return self._rows_of(raw, stops)
         stops = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == NEWLINE).astype(np.int64)
-        if self._inside or int(np.diff(stops, prepend=-1).max()) - 1 > self._cap:
-            return self._some_long_lines(data, stops)
-        raw = _lines(data)
-        if raw is None or raw.len() != len(stops):
-            text = decode(data)
-            if max(len(line.encode()) for line in text.split("\n")) > self._cap:
-                return self._some_long_lines(data, stops)
-            raw = pl.Series("raw", text.replace("\r\n", "\n")[:-1].split("\n"))
-        return self._rows_of(raw, stops)
+        if not self._inside and int(np.diff(stops, prepend=-1).max()) - 1 <= self._cap:
+            raw = _lines(data)
+            if raw is not None and raw.len() == len(stops):
+                part = pl.Series(np.full(len(stops), WHOLE_LINE, dtype=np.uint8))
+                return _frame(raw, part, stops + (self._at + 1))
+        return self._line_by_line(data, stops)
 
-    def _rows_of(self, raw: pl.Series, stops: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> pl.DataFrame:
-        """Rows of whole lines, which end at these places of the data."""
-        part = pl.Series(np.full(len(stops), WHOLE_LINE, dtype=np.uint8))
-        return _frame(raw, part, stops + (self._at + 1))
-
-    def _some_long_lines(
-        self, data: bytes, stops: "np.ndarray[tuple[int], np.dtype[np.int64]]"
-    ) -> pl.DataFrame:
+    def _line_by_line(self, data: bytes, stops: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> pl.DataFrame:
         rows = _Rows()
         start = 0
         for stop in stops.tolist():
@@ -190,3 +177,13 @@ def _frame(
     raw: pl.Series, part: pl.Series, end: "np.ndarray[tuple[int], np.dtype[np.int64]]"
 ) -> pl.DataFrame:
     return pl.DataFrame({"raw": raw, "part": part, "end": pl.Series(end, dtype=pl.Int64)})
+
+
+def sample(blocks: Iterable[bytes], framer: Framer, *, final: bool = True) -> None:
+    """Gives the framer the beginning of a text as its sample. `final`: the text does not grow."""
+    cutter = LineCutter()
+    for block in blocks:
+        framer.look(cutter.push(block)["raw"])
+        if framer.settled:
+            return
+    framer.look(cutter.finish()["raw"], final=final)

@@ -1,7 +1,6 @@
 """Pushed lines and records to the columns of RAW_SCHEMA, framed as in a file."""
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -14,7 +13,7 @@ from msgspec.structs import replace
 
 from pipeline.records.columns import Parts, any_of_each, gathered, nulls_of, numbers_of
 from pipeline.records.pushed import Pushed, PushedLines, PushedRecords, joined_records
-from pipeline.records.schema import RAW_SCHEMA, UTC_US, with_missing_columns
+from pipeline.records.schema import RAW_SCHEMA, UTC_US, nulls, with_missing_columns
 from pipeline.sources.formats import detect
 from pipeline.sources.framing import (
     DOCUMENTS,
@@ -23,6 +22,7 @@ from pipeline.sources.framing import (
     are_records,
     are_records_each,
 )
+from pipeline.sources.joining.streams import joined_streams
 
 # How long, and for how many batches, the formats that one batch told are those of its workload. Twice as long
 # whenever another batch tells the same ones: a look takes some milliseconds, and workloads are many.
@@ -75,7 +75,8 @@ def framed(
         return frame, framer.formats
     if isinstance(records, PushedRecords):
         rows = _columns(records)
-        return rows, _formats_in(rows) if earlier is None else earlier
+        formats = _formats_in(rows) if earlier is None else earlier
+        return joined_streams(Parts(rows, [rows.height]), records, [formats]).whole, formats
     return records, formats
 
 
@@ -112,8 +113,10 @@ def framed_by_workload(
         workloads += places
         heights += map(len, places.values())
         ordered.append(records.take(list(chain.from_iterable(places.values()))))
-    parts = Parts(_columns(joined_records(ordered)), heights)
-    return FramedWorkloads(batches, workloads, parts, _formats_of(workloads, parts, trusted))
+    whole = joined_records(ordered)
+    parts = Parts(_columns(whole), heights)
+    formats = _formats_of(workloads, parts, trusted)
+    return FramedWorkloads(batches, workloads, joined_streams(parts, whole, formats), formats)
 
 
 def _placed(records: PushedRecords) -> PushedRecords:
@@ -127,51 +130,24 @@ def _formats_of(
 ) -> list[tuple[str, ...]]:
     """The formats of each part: those that its workload is known to have, where it plainly has them.
 
-    A part whose formats were looked for passes them on. Later parts of its workload are compared again: all
-    at once, and behind one that did not fit one, two, four and so on. So parts that never fit are compared
-    once together and once alone."""
+    A part whose formats were looked for passes them on. Later parts of its workload are compared again, one
+    by one."""
     texts = Parts(gathered(parts, ["raw", "message"]), parts.heights)
-    found: list[tuple[str, ...]] = [()] * len(workloads)
-    limits: dict[str, int] = {}  # parts of a round, of workloads with one that did not fit
-    waiting: Sequence[int] = range(len(workloads))
-    while waiting:
-        places, deferred = _next_round(workloads, waiting, limits)
-        expected = [trusted.of(workloads[place]) for place in places]
-        some = texts.chosen(places)
-        fit = _fitting(some, expected)
-        limits = {workload: 2 * number for workload, number in limits.items()}
-        looked_for: set[str] = set()
-        later: list[int] = []
-        for number, (place, formats, fits) in enumerate(zip(places, expected, fit, strict=True)):
-            workload = workloads[place]
-            if workload in looked_for:
-                later.append(place)
-            elif formats is not None and fits:
-                found[place] = formats
-            else:
-                found[place] = _formats_in(some[number])
-                trusted.tell(workload, found[place])
-                looked_for.add(workload)
-                if formats is not None:
-                    limits[workload] = 1
-        waiting = [*later, *deferred]
+    expected = [trusted.of(workload) for workload in workloads]
+    found: list[tuple[str, ...]] = []
+    looked_for: set[str] = set()
+    fit = _fitting(texts, expected)
+    for place, (workload, formats, fits) in enumerate(zip(workloads, expected, fit, strict=True)):
+        known = formats
+        if workload in looked_for:
+            known = trusted.of(workload)
+            fits = _fitting(texts.chosen([place]), [known])[0]  # noqa: PLW2901
+        if known is None or not fits:
+            known = _formats_in(texts[place])
+            trusted.tell(workload, known)
+            looked_for.add(workload)
+        found.append(known)
     return found
-
-
-def _next_round(
-    workloads: Sequence[str], waiting: Sequence[int], limits: dict[str, int]
-) -> tuple[Sequence[int], Sequence[int]]:
-    """The waiting places up to `limits` of each workload (none: all), and the others."""
-    if not limits:
-        return waiting, ()
-    counts: Counter[str] = Counter()
-    places: list[int] = []
-    deferred: list[int] = []
-    for place in waiting:
-        workload = workloads[place]
-        counts[workload] += 1
-        (places if counts[workload] <= limits.get(workload, len(workloads)) else deferred).append(place)
-    return places, deferred
 
 
 def _formats_in(rows: pl.DataFrame) -> tuple[str, ...]:
@@ -252,7 +228,7 @@ def _columns(records: PushedRecords) -> pl.DataFrame:
     for name, values in zip(("level", "host", "process", "service"), others, strict=True):
         if values:
             filled[name] = pl.Series(name, values, dtype=pl.String)
-    return pl.DataFrame([filled[name] if name in filled else _nulls(name, n) for name in RAW_SCHEMA])
+    return pl.DataFrame([filled[name] if name in filled else nulls(name, n) for name in RAW_SCHEMA])
 
 
 def _lines_of(raw: pl.Series) -> pl.Series:
@@ -262,17 +238,12 @@ def _lines_of(raw: pl.Series) -> pl.Series:
     return pl.Series("lines", [1], dtype=pl.UInt32).new_from_index(0, raw.len())
 
 
-def _nulls(name: str, n: int) -> pl.Series:
-    """A column of RAW_SCHEMA without a value."""
-    return pl.Series(name, [None], dtype=RAW_SCHEMA[name]).new_from_index(0, n)
-
-
 def _times(records: PushedRecords) -> tuple[pl.Series, pl.Series]:
     """`timestamp` and `timed`, which is false where the time holds only if the text has none."""
     n = records.height
-    unknown = _nulls("timed", n)
+    unknown = nulls("timed", n)
     if not records.timestamps and records.untimed is None:
-        return _nulls("timestamp", n), unknown
+        return nulls("timestamp", n), unknown
     given = pl.Series("timestamp", records.timestamps or [None] * n, dtype=pl.Int64)
     if records.untimed is None:
         return given.cast(UTC_US), unknown

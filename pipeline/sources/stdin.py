@@ -5,13 +5,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, Unpack
 
 from pipeline.errors import BadInput
-from pipeline.records.declared import DETECTED, FormatChoice
-from pipeline.sources.chunks import MAX_BYTES, MAX_RECORDS, Assembly, Chunk, Cursor
+from pipeline.sources.chunks import Assembly, Chunk, Cursor, Limits
 from pipeline.sources.files import STREAM
 from pipeline.sources.flush_policy import MOST_S, FlushPolicy
+from pipeline.upkeep import start_thread
 
 _BLOCK_BYTES: Final = 256 * 1024
 _AHEAD_BYTES: Final = 8 * _BLOCK_BYTES  # back-pressure: the writer waits above this
@@ -44,20 +44,18 @@ def read_stream(
     name: str = "stdin",
     *,
     pace: FlushPolicy | None = None,
-    max_records: int = MAX_RECORDS,
-    max_bytes: int = MAX_BYTES,
-    choice: FormatChoice = DETECTED,
+    **limits: Unpack[Limits],
 ) -> Iterator[Chunk]:
     """Full chunks, or chunks by the flush policy `pace`, until the stream ends.
 
     After a pause the open record is flushed too, but never half a line. If the stream breaks, raises BadInput
     after the last chunk."""
     place = Cursor(path=name, identity=STREAM)
-    assembly = Assembly(place, max_records=max_records, max_bytes=max_bytes, documents=True, choice=choice)
+    assembly = Assembly(place, documents=True, **limits)
     pace = pace or FlushPolicy()
     ahead = _Ahead()
     # a daemon, because a read from a silent pipe blocks for ever
-    threading.Thread(target=_pump, args=(stream, ahead), name=f"read-{name}", daemon=True).start()
+    start_thread(f"read-{name}", _pump, stream, ahead)
     position = 0
     try:
         while (block := ahead.take(pace.poll_s(MOST_S))) is not None:

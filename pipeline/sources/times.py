@@ -6,44 +6,29 @@ A format's pattern captures the parts of a time (`time`, `fraction`, `millis`, `
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Final, Literal
+from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import polars as pl
 
 from pipeline.errors import BadInput
 from pipeline.records.columns import kinds, repeats
-from pipeline.records.declared import NUMBERS, time_parts
+from pipeline.records.declared import (
+    EPOCH_CLOCK,
+    ISO_CLOCK,
+    NUMBERS,
+    TAI_CLOCK,
+    Clock,
+    time_parts,
+    zone_words,
+)
+from pipeline.records.remembered import remembered
 from pipeline.records.schema import UTC_US
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
-    """The time notation of a format.
-
-    `form` is a chrono format of the `time` group, without the part that `missing` names. An empty `form`
-    means seconds (or milli-, micro-, nanoseconds) since 1970. A `loose` one also reads dots and dashes for
-    its slashes, a comma behind the date, and AM or PM."""
-
-    form: str
-    missing: Literal["", "year", "date"] = ""
-    loose: bool = False
-
-
-ISO_CLOCK: Final = Clock(form="%Y-%m-%d %H:%M:%S")
-EPOCH_CLOCK: Final = Clock(form="")
-
-# Minutes east of Greenwich. IST and CST name three zones each, so they fall back on the zone of the source.
-ABBREVIATIONS: Final[Mapping[str, int]] = {
-    "Z": 0, "UTC": 0, "GMT": 0, "UCT": 0, "WET": 0, "WEST": 60, "CET": 60, "CEST": 120, "EET": 120,
-    "EEST": 180, "MSK": 180, "EST": -300, "EDT": -240, "CDT": -300, "MST": -420, "MDT": -360,
-    "PST": -480, "PDT": -420, "JST": 540, "KST": 540, "AEST": 600, "AEDT": 660, "NZST": 720,
-    "NZDT": 780,
-}  # fmt: skip
-
-_OFFSET: Final = re.compile(r"([+-])(\d{2}):?(\d{2})?")
+_OFFSET: Final = re.compile(r"(?:UTC|GMT)?([+-])(\d{1,2}):?(\d{2})?")
+_IANA: Final = re.compile(r"[A-Z][A-Za-z_]+/[A-Za-z0-9_+/-]{1,60}")
+_ZONES: Final = 16  # different IANA names in a column; there is hardly ever more than one
 _FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST: Final = datetime(2261, 1, 1, tzinfo=UTC)  # the last whole year that nanosecond readers can hold
 _LAST_MICROS: Final = int(_LAST.timestamp()) * 1_000_000
@@ -51,18 +36,47 @@ _LAST_MICROS: Final = int(_LAST.timestamp()) * 1_000_000
 _FUTURE: Final = timedelta(days=1)
 # Share of distinct seconds up to which each is parsed once; the second value is for clocks without a year.
 _REPEATED: Final = (0.2, 0.7)
+_BESIDE: Final = ("year", "zone", "zone_2", "half")
 _YEARS_BACK: Final = 8  # 29 February comes back within eight years, also across 2100
 
 _ISO_PARTS: Final = (
     r"^\[?(?P<time>[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{1,2}:[0-9]{2}:[0-9]{2})"
-    r"(?:[.,](?P<fraction>[0-9]+))?(?: ?(?P<zone>[A-Z]{1,5}|[+-][0-9]{2}(?::?[0-9]{2})?))?\]?$"
+    r"(?:[.,](?P<fraction>[0-9]+))?"
+    r"(?: ?\(?(?P<zone>[A-Z][A-Za-z_]*(?:[/+-][A-Za-z0-9_:/+-]+)?|[+-][0-9]{2}(?::?[0-9]{2})?)\)?)?"
+    r"(?:\[[A-Za-z_/]+\])?\]?$"
+)
+_LOOSE: Final = (  # in this order
+    (r"(\pL)\.", "${1}"),
+    ("[-.]", "/"),
+    (",", " "),
+    ("([0-9])[T_]([0-9])", "${1} ${2}"),
+    ("  +", " "),
 )
 _DATE_PARTS: Final = (
-    r"(?:^|[^0-9])(?P<first>[0-9]{1,2})(?P<mark>[./-])(?P<second>[0-9]{1,2})[./-](?:19|20)[0-9]{2},?[ T]"
-    r"[0-9]{1,2}:[0-9]{2}:[0-9]{2}(?: ?(?P<half>[AaPp])\.?[Mm])?"
+    r"(?:^|[^0-9])(?P<first>[0-9]{1,2})(?P<mark>[./-])(?P<second>[0-9]{1,2})[./-](?:(?:19|20)[0-9]{2}|[0-9]{2}),?[ T]"
+    r"[0-9]{1,2}:[0-9]{2}:[0-9]{2}(?:[.,:][0-9]+)?(?: ?(?P<half>[AaPp])\.?[Mm])?"
 )
 _MONTHS: Final = 12
-_EPOCH_PARTS: Final = r"^(?P<time>[0-9]{9,19})(?:\.(?P<fraction>[0-9]+))?$"
+_HEAD_CHARS: Final = 200  # of a line, where its time is
+# Months as other languages shorten them
+_FOREIGN: Final[Mapping[str, str]] = {
+    "jan": "janv|ene|gen", "feb": "févr|fevr|fév", "mar": "mars|mär|mrz", "apr": "avr|abr", "may": "mai|mag|maj|mei",
+    "jun": "juin|giu", "jul": "juil|lug", "aug": "août|aout|ago", "sep": "sept|set", "oct": "okt|ott|out",
+    "dec": "déc|dez|dic",
+}  # fmt: skip
+_EPOCH_PARTS: Final = r"^(?P<time>[1-9][0-9]{8,18})(?:\.(?P<fraction>[0-9]+))?$"
+_CLOCK_PARTS: Final = r"[0-9]{1,2}:[0-9]{2}:[0-9]{2})(?:[.,](?P<fraction>[0-9]{1,9}))?"
+# Of values, each with its clock. A month comes before its day only where AM or PM says that it is American.
+_VALUES: Final = (
+    (_ISO_PARTS, ISO_CLOCK),
+    (_EPOCH_PARTS, EPOCH_CLOCK),
+    (rf"^(?P<time>[0-9]{{4}}/[0-9]{{2}}/[0-9]{{2}} {_CLOCK_PARTS}$", Clock(form="%Y/%m/%d %H:%M:%S")),
+    (rf"^(?P<time>[0-9]{{1,2}}\.[0-9]{{1,2}}\.[0-9]{{4}} {_CLOCK_PARTS}$", Clock(form="%d.%m.%Y %H:%M:%S")),
+    (
+        rf"^(?P<time>[0-9]{{1,2}}/[0-9]{{1,2}}/[0-9]{{4}} {_CLOCK_PARTS} ?(?P<half>[AP]M)$",
+        Clock(form="%m/%d/%Y %I:%M:%S%p"),
+    ),
+)
 
 
 def check_zone(zone: str) -> str:
@@ -89,7 +103,7 @@ def to_utc(parts: pl.DataFrame, clock: Clock, *, arrived: datetime, zone: str) -
 
 def _seconds(parts: pl.DataFrame, clock: Clock, *, arrived: datetime, zone: str) -> pl.Series:
     """The times in whole seconds. Repeated texts without year and zone are parsed once."""
-    alone = all(n not in parts.columns or parts[n].null_count() == parts.height for n in ("year", "zone"))
+    alone = all(n not in parts.columns or parts[n].null_count() == parts.height for n in _BESIDE)
     if alone and clock.form and repeats(parts["time"], _REPEATED[clock.missing == "year"]):
         times = parts["time"]
         few, which = kinds(times.fill_null("") if times.null_count() else times)
@@ -101,6 +115,10 @@ def _written(parts: pl.DataFrame, clock: Clock, *, arrived: datetime, zone: str)
     text = parts["time"]
     if not clock.form:
         return _epoch(text).dt.replace_time_zone("UTC")
+    if clock is TAI_CLOCK:
+        return _tai(text).dt.replace_time_zone("UTC")
+    if "half" in parts.columns:
+        text = text + parts["half"].fill_null("")
     if clock.missing == "year":
         return _with_year(parts, clock, arrived=arrived, zone=zone)
     if clock.missing == "date":
@@ -113,12 +131,14 @@ def _written(parts: pl.DataFrame, clock: Clock, *, arrived: datetime, zone: str)
 
 
 def _loosely(text: pl.Series, form: str) -> pl.Series:
-    text = text.str.replace_all("[-.]", "/").str.replace("[,T ]+", " ").str.to_uppercase()
+    for pattern, plain in _LOOSE:
+        text = text.str.replace_all(pattern, plain)
+    text = text.str.to_uppercase()
+    form = form.replace("-", "/")
     naive = _naive(text, form)
-    halves = text.str.contains("M")
+    halves = text.str.contains("[AP]M$")
     if halves.any():
-        # `A.M.` has lost its dots to slashes
-        words = text.str.replace(" ?([AP])/?M/?$", " ${1}M")
+        words = text.str.replace(" ?([AP]M)$", " ${1}")
         half = _naive(words, form.replace("%H", "%I") + " %p")
         naive = half.zip_with(halves.fill_null(False), naive)
     return naive
@@ -142,9 +162,9 @@ def day_comes_first(lines: pl.Series) -> bool:
 
 
 def read_times(text: pl.Series, *, arrived: datetime, zone: str) -> pl.Series:
-    """Times in values of JSON or logfmt: ISO 8601 or an epoch number in any usual unit."""
+    """Times in values of JSON, logfmt and tables: ISO 8601, epoch numbers in any usual unit, usual dates."""
     result: pl.Series | None = None
-    for pattern, clock in ((_ISO_PARTS, ISO_CLOCK), (_EPOCH_PARTS, EPOCH_CLOCK)):
+    for pattern, clock in _VALUES:
         if result is not None and result.null_count() == text.null_count():
             break
         parts = text.str.extract_groups(pattern).struct.unnest()
@@ -167,7 +187,23 @@ def read_form(text: pl.Series, form: str, *, arrived: datetime, zone: str) -> pl
 
 
 def _naive(text: pl.Series, form: str) -> pl.Series:
-    return text.str.strptime(pl.Datetime("us"), form, strict=False)
+    found = text.str.strptime(pl.Datetime("us"), form, strict=False)
+    if "%b" in form and found.null_count() > text.null_count():
+        english = text.str.replace(r"([A-Za-z])\.", "${1}")
+        for month, words in _FOREIGN.items():
+            english = english.str.replace(rf"(?i)\b(?:{words})\b", month)
+        found = found.zip_with(
+            found.is_not_null(), english.str.strptime(pl.Datetime("us"), form, strict=False)
+        )
+    return found
+
+
+def _tai(labels: pl.Series) -> pl.Series:
+    """Naive UTC of labels of daemontools: seconds behind 2**62 + 10, then nanoseconds, as hexadecimal."""
+    seconds = labels.str.slice(1, 15).str.to_integer(base=16, strict=False) - 10
+    micros = labels.str.slice(16, 8).str.to_integer(base=16, strict=False) // 1000
+    # the first digit is 4: 2**62
+    return (seconds * 1_000_000 + micros).cast(pl.Datetime("us"))
 
 
 def _epoch(text: pl.Series) -> pl.Series:
@@ -199,28 +235,51 @@ def _fraction(parts: pl.DataFrame) -> pl.Series | None:
 
 
 def _localise(naive: pl.Series, parts: pl.DataFrame, zone: str) -> pl.Series:
-    """Aware UTC, by the written offset or else by the zone of the source."""
-    if "zone" not in parts.columns or parts["zone"].null_count() == parts.height:
+    """Aware UTC, by the written zone or else by the zone of the source."""
+    words = parts["zone"] if "zone" in parts.columns else None
+    if "zone_2" in parts.columns:
+        words = parts["zone_2"] if words is None else words.zip_with(words.is_not_null(), parts["zone_2"])
+    if words is None or words.null_count() == words.len():
         return _in_zone(naive, zone)
-    words = parts["zone"]
-    offsets = {w: m for w in words.unique().drop_nulls().to_list() if (m := _minutes(w)) is not None}
-    if not offsets:
-        return _in_zone(naive, zone)
+    distinct = words.unique().drop_nulls().to_list()
+    offsets = {word: found for word in distinct if (found := minutes_of(word, zone)) is not None}
     minutes = words.replace_strict(offsets, default=None, return_dtype=pl.Int64)
     utc = (naive - (minutes * 60_000_000).cast(pl.Duration("us"))).dt.replace_time_zone("UTC")
-    if minutes.null_count():
-        utc = utc.zip_with(minutes.is_not_null(), _in_zone(naive, zone))
-    return utc
+    if not minutes.null_count():
+        return utc
+    named = [word for word in distinct if word not in offsets and _is_zone(word)]
+    for word in named[:_ZONES]:
+        utc = _in_zone(naive, word).zip_with((words == word).fill_null(False), utc)
+    return utc.zip_with(utc.is_not_null(), _in_zone(naive, zone)) if utc.null_count() else utc
 
 
-def _minutes(word: str) -> int | None:
-    if word in ABBREVIATIONS:
-        return ABBREVIATIONS[word]
+@remembered(1_000, 80)
+def minutes_of(word: str, zone: str) -> int | None:
+    """East of Greenwich, as a written zone says. None for other words, and for an abbreviation of several
+    zones of which `zone`, that of the source, is one."""
+    if word in ("Z", "UTC", "GMT"):
+        return 0
+    if meant := zone_words().get(word):
+        own = {_offset_of(zone, month) for month in (1, 7)} if zone != "UTC" else set()
+        return None if len(meant) > 1 and own.intersection(meant) else meant[0]
     if found := _OFFSET.fullmatch(word):
         sign, hours, minutes = found.groups()
         total = int(hours) * 60 + int(minutes or 0)
         return -total if sign == "-" else total
     return None
+
+
+def _offset_of(zone: str, month: int) -> int:
+    offset = datetime(2026, month, 1, tzinfo=ZoneInfo(zone)).utcoffset()
+    return 0 if offset is None else int(offset.total_seconds()) // 60
+
+
+@remembered(1_000, 80)
+def _is_zone(word: str) -> bool:
+    try:
+        return _IANA.fullmatch(word) is not None and ZoneInfo(word) is not None
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return False
 
 
 def _in_zone(naive: pl.Series, zone: str) -> pl.Series:
@@ -267,3 +326,14 @@ def _with_date(parts: pl.DataFrame, clock: Clock, *, arrived: datetime, zone: st
     then = _localise(_naive(f"{before:%Y-%m-%d} " + parts["time"], form), parts, zone)
     ahead = (now > arrived + timedelta(hours=1)).fill_null(False)
     return then.zip_with(ahead, now)
+
+
+def ambiguous_words(lines: pl.Series, *, zone: str) -> pl.Series:
+    """For each line the abbreviation behind its time that names several zones, of which the likeliest is
+    meant; null for other lines. `zone`: that of the source, which may settle it."""
+    words = [
+        word for word, meant in zone_words().items() if len(meant) > 1 and minutes_of(word, zone) is not None
+    ]
+    return lines.str.slice(0, _HEAD_CHARS).str.extract(
+        rf":[0-9]{{2}}(?:[.,][0-9]+)?(?: [AP]M)? ?[\[(]?({'|'.join(words)})\b"
+    )

@@ -7,14 +7,14 @@ import functools
 import os
 import socket
 import uuid
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import polars as pl
 import redis
+from cachetools import LRUCache
 
 from pipeline.controller.tick import Controller
 from pipeline.controller.trainings import Trainings
@@ -22,24 +22,24 @@ from pipeline.controller.watchlist import Watchlist, model_of
 from pipeline.drain.learner import Learner
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.verdicts import Verdicts
-from pipeline.errors import ModelUnavailable, Rejected
+from pipeline.errors import BadBundle, ModelUnavailable
 from pipeline.gpu.job_keeper import JobKeeper
 from pipeline.gpu.jobs import PoolJobs
 from pipeline.gpu.leasing.ended import EndedLeases
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import scoring_need
 from pipeline.ledger.ledger import Ledger
-from pipeline.logs import logger
 from pipeline.marks.store import Marks
 from pipeline.messages.pace import PassPace
 from pipeline.messages.submit import Submit
+from pipeline.models.evidence import Evidence
 from pipeline.models.registry import Registry
-from pipeline.models.single_flight import SingleFlight
 from pipeline.observe.presence import Presence
 from pipeline.records.batch import Purpose
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import SHARED
 from pipeline.redis.leases import Leases
+from pipeline.redis.scripts import script_files
 from pipeline.settings import Settings
 from pipeline.sinks.choose import parquet_of, sinks_for, usage_of
 from pipeline.sinks.compaction import Compactor
@@ -60,12 +60,13 @@ from pipeline.watching.watcher import Watcher
 if TYPE_CHECKING:
     from celery import Celery
 
+_EVIDENCE_MOST: Final = 20_000  # lines: 20 MiB
+
 
 class Context:
     """The parts of one process, each built once.
 
     `app` is None where nothing goes through Celery (workers/one_process.py).
-    `shard`: the shard of stage drain that this process writes, if it is a drain worker.
     """
 
     def __init__(
@@ -73,19 +74,14 @@ class Context:
         app: "Celery | None",
         settings: Settings,
         profile: WorkerProfile = CPU_PROFILE,
-        *,
-        shard: int = 0,
     ) -> None:
         self.app = app
         self.settings = settings
         self.profile = profile
-        self.shard = shard
         self.in_sink = False  # while a step waits for the sink, its slowness is no fault of the batch
-        self.solo: OrderedDict[str, None] = (
-            OrderedDict()
-        )  # batches to score alone (tasks/grouping/merging.py)
         self.pace = PassPace()  # of stage ingest
         self.usage_maintained_s = float("-inf")  # monotonic: the last time (tasks/usage.py)
+        self.decisions_copied_s = float("-inf")  # when what people decided was copied, monotonic
         self._session_versions: dict[str, str | None] = {}  # by model, in this round of the watcher
         self.compaction_yields = 0  # rounds that waiting batches have postponed (tasks/compact.py)
 
@@ -95,6 +91,13 @@ class Context:
 
     def go_on(self) -> None:
         """Raises Cancelled where this process ends and a training in it is not to be waited for."""
+
+    def prepare(self) -> None:
+        """Load the files that every batch needs, so that a fault there precedes the claim.
+
+        A failed load is tried again by the next call. Raises BadInput (BadMask, BadSetting), OSError."""
+        _ = self.masks, self.session_patterns
+        script_files()
 
     @functools.cached_property
     def owner(self) -> str:
@@ -184,8 +187,9 @@ class Context:
         return Verdicts(self.client, self.settings)
 
     @functools.cached_property
-    def single_flight(self) -> SingleFlight:
-        return SingleFlight(self.client, self.settings, self.owner)
+    def evidence(self) -> LRUCache[tuple[str, int], Evidence]:
+        """Evidence by model version and pattern, of lines that may have no verdict yet."""
+        return LRUCache(_EVIDENCE_MOST)
 
     @functools.cached_property
     def marks(self) -> Marks:
@@ -193,7 +197,7 @@ class Context:
 
     @functools.cached_property
     def learner(self) -> Learner:
-        return Learner(self.client, self.settings, self.verdicts, shard=self.shard)
+        return Learner(self.client, self.settings, self.verdicts, at_store=self.at_store)
 
     @functools.cached_property
     def trainings(self) -> Trainings:
@@ -223,9 +227,15 @@ class Context:
     @contextmanager
     def at_sink(self, purpose: Purpose) -> Iterator[Sink]:
         """`sink`, with `in_sink` set, for a step that reads or changes stored results."""
+        with self.at_store():
+            yield self.sink(purpose)
+
+    @contextmanager
+    def at_store(self) -> Iterator[None]:
+        """Sets `in_sink` while a step waits for the store."""
         self.in_sink = True
         try:
-            yield self.sink(purpose)
+            yield
         finally:
             self.in_sink = False
 
@@ -233,7 +243,8 @@ class Context:
     def _forgotten(self) -> dict[Purpose, Forgotten]:
         if "parquet" not in self.settings.data.sinks:
             return {}
-        return {p: Forgotten(self.client, self.ledger.keys, parquet_of(self.settings, p), p) for p in Purpose}
+        sinks = {p: parquet_of(self.settings, p) for p in Purpose}
+        return {p: Forgotten(self.client, self.ledger.backlog, sink, p) for p, sink in sinks.items()}
 
     @functools.cached_property
     def compactors(self) -> dict[Purpose, Compactor]:
@@ -274,7 +285,10 @@ class Context:
     @functools.cached_property
     def watcher(self) -> Watcher:
         callbacks = Callbacks(
-            session_model=self.session_model, store=self._store_found, normal=self.marks.normal
+            session_model=self.session_model,
+            store=self._store_found,
+            normal=self.marks.normal,
+            usual=self.usual_errors,
         )
         return Watcher(WatcherState(self.client, self.settings), self.settings, callbacks)
 
@@ -295,15 +309,21 @@ class Context:
         model = None if version is None else self.models.session_model(version, workload, kind)
         return None if version is None or model is None else (version, model)
 
-    def _store_found(self, batch_id: str, workload: str, rows: pl.DataFrame) -> None:
-        """Write findings to every sink. Idempotent: the id of the rows is final."""
-        forgotten = self.forgotten(Purpose.SCORE)
+    def usual_errors(self, workload: str) -> Mapping[int, float]:
+        """Error-like templates that the training of the live version knows, with their lines a day."""
         try:
-            with self.at_sink(Purpose.SCORE) as sink:
-                if forgotten is not None:  # after a crash of Redis a finding may come again
-                    forgotten.look()
-                sink.write(batch_id, rows)
-                if forgotten is not None:
-                    forgotten.taken_over(batch_id, rows)
-        except Rejected as exc:
-            logger(workload=workload).error("watch.rejected", why=str(exc))
+            version = self.version(workload)
+            return {} if version is None else self.models.usual_errors(version)
+        except (ModelUnavailable, BadBundle):  # status shows the fault
+            return {}
+
+    def _store_found(self, batch_id: str, _: str, rows: pl.DataFrame) -> None:
+        """Write findings to every sink. Idempotent: the id of the rows is final. Raises Rejected where a sink
+        will never take them."""
+        forgotten = self.forgotten(Purpose.SCORE)
+        with self.at_sink(Purpose.SCORE) as sink:
+            if forgotten is not None:  # after a crash of Redis a finding may come again
+                forgotten.look()
+            sink.write(batch_id, rows)
+            if forgotten is not None:
+                forgotten.taken_over(batch_id, rows)

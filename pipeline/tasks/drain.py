@@ -1,8 +1,5 @@
-"""Stage drain: the single writer of a shard gives unknown lines their template and verdict, and fills the
-cache.
-
-A process has one shard. Further workers of that shard stand by until the lease of its writer expires. A batch
-of another shard, sent before the number of shards changed, is handed on."""
+"""Stage drain: the single writer of the template tree gives unknown lines their template and verdict, and
+fills the cache. Further workers stand by until the lease of the writer expires."""
 
 import time
 from contextlib import suppress
@@ -13,11 +10,9 @@ from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.errors import RedisUnavailable, TooNew
 from pipeline.logs import logger
 from pipeline.messages.routing import TASK_DRAIN
-from pipeline.messages.submit import HANDED
 from pipeline.models import verdict
 from pipeline.records.delivery import Claim, Stage
 from pipeline.redis.leases import DRAIN, Lease, Refused, granted
-from pipeline.redis.shards import of_shard, shard_of
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import perform
 
@@ -26,40 +21,19 @@ NAME: Final = TASK_DRAIN
 STAND_BY_S: Final = 0.5
 
 
-def run(context: Context, batch_id: str, *flags: str) -> str | None:
-    several = context.settings.drain.shards > 1
-    if several and HANDED not in flags and _handed_on(context, batch_id):
-        return None
+def run(context: Context, batch_id: str, *_: str) -> str | None:
     if _other_writer(context):
         # It takes the batch; this worker takes nothing before the tree is its own.
         with suppress(RedisUnavailable):  # the sweeper does it then
             backfill = bool(context.ledger.backlog.backfills([batch_id]))
-            shard = context.shard if several else None
-            context.submit.wake(Stage.DRAIN, batch_id, backfill=backfill, shard=shard)
+            context.submit.wake(Stage.DRAIN, batch_id, backfill=backfill)
         _stand_by(context)
         return None
     return perform(context, Stage.DRAIN, batch_id, step)
 
 
-def _handed_on(context: Context, batch_id: str) -> bool:
-    """True if the batch was sent to the queue of its shard. HANDED keeps that worker from handing it on
-    again."""
-    with suppress(RedisUnavailable):  # the next call reports it
-        workload = context.ledger.backlog.workloads_of([batch_id]).get(batch_id)
-        if workload is None:
-            return False
-        shard = shard_of(workload, context.settings.drain.shards)
-        if shard == context.shard:
-            return False
-        backfill = bool(context.ledger.backlog.backfills([batch_id]))
-        context.submit.wake(Stage.DRAIN, batch_id, backfill=backfill, workload=workload, shard=shard)
-        logger(batch=batch_id).info("drain.handed_on", shard=shard)
-        return True
-    return False
-
-
 def _request(context: Context) -> Lease | Refused:
-    return context.leases.request(of_shard(DRAIN, context.shard), context.owner)
+    return context.leases.request(DRAIN, context.owner)
 
 
 def _other_writer(context: Context) -> bool:
@@ -95,7 +69,9 @@ def step(context: Context, claim: Claim) -> Stage | None:
                     version=version,
                     workload=claim.workload,
                     token=lease.token,
-                    judge=lambda row, template_id: verdict.verdict_of(row, template_id, knowledge),
+                    judge=lambda row, template_id: verdict.verdict_of(
+                        {**row, "workload": claim.workload}, template_id, knowledge
+                    ),
                 )
         except TooNew:
             # A learner of the build that wrote the templates can go on; our lease would keep it out.

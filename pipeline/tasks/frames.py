@@ -13,7 +13,7 @@ import functools
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import polars as pl
@@ -23,18 +23,16 @@ from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import DEPTH, PER_WORKLOAD, Template, Templates
 from pipeline.errors import BadBundle, BadInput
 from pipeline.models import bundle
+from pipeline.models.known.patterns import load_known
 from pipeline.models.verdict import Knowledge, verdict_of
 from pipeline.records.batch import Purpose, utc_now
 from pipeline.records.delivery import Meta
-from pipeline.records.levels import level_of
 from pipeline.records.pushed import PushedRecords
 from pipeline.records.schema import raw_frame
 from pipeline.records.verdict import Verdict
 from pipeline.records.wire import Codec
+from pipeline.records.written_levels import level_of
 from pipeline.sources.pushed import framed
-
-if TYPE_CHECKING:
-    pass
 
 # The columns that `score_frame` adds to a frame; those of the same names are replaced.
 JUDGED_SCHEMA: Final[dict[str, Any]] = {
@@ -51,7 +49,6 @@ _MODEL, _TEMPLATES, _MASKS, _FACTS = "model", "templates.parquet", "masks", "exp
 _TEMPLATES_SCHEMA: Final = {
     "template_id": pl.Int64, "template": pl.String, "severe": pl.Boolean, "workload": pl.String,
 }  # fmt: skip
-_NO_TEMPLATE: Final = -1  # known to no training; a null in what is returned
 _LOADED: Final = 4  # exports in the memory of a process
 
 
@@ -152,7 +149,7 @@ class ExportedModel:
             )
         self.version = manifest.version
         self.network: LineModel = LineModel.load(folder / _MODEL, device)
-        patterns = bundle.load_known(folder / _MODEL)
+        patterns = load_known(folder / _MODEL)
         self.knowledge = Knowledge(calibration=manifest.calibration, known=patterns)
         self.texts: dict[int, str] = dict(stored.select("template_id", "template").iter_rows())
         self.templates = Templates(similarity=facts.similarity, depth=DEPTH, per_workload=PER_WORKLOAD)
@@ -162,8 +159,7 @@ class ExportedModel:
         )
 
     def verdict(self, row: dict[str, Any]) -> Verdict:
-        template = self.templates.match(row["masked"], severe=row["severe"])
-        return verdict_of(row, _NO_TEMPLATE if template is None else template, self.knowledge)
+        return verdict_of(row, self.templates.match(row["masked"], severe=row["severe"]), self.knowledge)
 
 
 @functools.lru_cache(maxsize=_LOADED)
@@ -185,11 +181,12 @@ def judge_records(rows: pl.DataFrame, export: ExportedModel) -> pl.DataFrame:
     evidence = export.network.score(lines["masked"].to_list())
     work = detect.with_evidence(work, dict(zip(lines["pattern_id"].to_list(), evidence, strict=True)))
     work = detect.answer(work, {row["key"]: export.verdict(row) for row in work.iter_rows(named=True)})
-    template = pl.col("template_id").replace(_NO_TEMPLATE, None)
     verdicts = work.select(
         "key",
-        template,
-        template.replace_strict(export.texts, default=None, return_dtype=pl.String).alias("template"),
+        "template_id",
+        pl.col("template_id")
+        .replace_strict(export.texts, default=None, return_dtype=pl.String)
+        .alias("template"),
         "score",
         "anomalous",
         "p_value",

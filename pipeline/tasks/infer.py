@@ -1,13 +1,13 @@
 """Stage infer: one pass scores the distinct unknown masked lines of many batches (grouping/merging.py).
 
-A line is scored once (models/single_flight.py), with the version that its batch began with.
+A line is scored with the version that its batch began with, and once by a process. The verdict cache holds it
+only after drain has learnt it, so a process remembers its evidence until then.
 
 A process of the GPU queue scores under its share of the pool. Without a share it hands the batch to the CPU
 queue."""
 
-import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import polars as pl
@@ -47,16 +47,25 @@ def step(context: Context, claim: Claim, holding: ClaimRenewal) -> Iterator[tupl
 
 def answered(context: Context, version: str, works: list[pl.DataFrame]) -> list[pl.DataFrame]:
     """Add the verdicts that are known by now, and evidence for all other lines."""
-    work = works[0] if len(works) == 1 else pl.concat(works, how="diagonal")
+    work = works[0] if len(works) == 1 else pl.concat(works)
     # Another batch may have brought the answers meanwhile: each line is scored once.
     keys = detect.unknown(work)["key"].unique().to_list()
     work = detect.answer(work, context.verdicts.lookup(version, keys))
     rows = detect.unknown(work).unique("pattern_id", keep="first", maintain_order=True)
     if not rows.is_empty():
         lines = dict(zip(rows["pattern_id"].to_list(), rows["masked"].to_list(), strict=True))
-        score = functools.partial(_score, context, version)
-        work = detect.with_evidence(work, context.single_flight.evidence(version, lines, score))
+        work = detect.with_evidence(work, _evidence(context, version, lines))
     return list(Parts(work, [each.height for each in works]))
+
+
+def _evidence(context: Context, version: str, lines: Mapping[int, str]) -> dict[int, Evidence]:
+    """The evidence of masked lines by `pattern_id`."""
+    known = context.evidence
+    found = {i: known[version, i] for i in lines if (version, i) in known}
+    if new := [i for i in lines if i not in found]:
+        found |= zip(new, _score(context, version, [lines[i] for i in new]), strict=True)
+        known.update({(version, i): found[i] for i in new})
+    return found
 
 
 def _score(context: Context, version: str, masked: list[str]) -> list[Evidence]:

@@ -7,7 +7,7 @@ from typing import Final
 import polars as pl
 
 from pipeline import detect
-from pipeline.controller import drift
+from pipeline.controller.drift_counts import measure_all
 from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.logs import logger
 from pipeline.messages.routing import QUEUE_INGEST, TASK_INGEST
@@ -109,7 +109,7 @@ def unstored(
         versions,
         waiting,
         detect.outcomes_all(rows),
-        drift.measure_all(unmarked, works),
+        measure_all(unmarked, works),
         _observed(members, rows, [None] * len(members) if judged.sessions is None else judged.sessions),
         strict=True,
     )

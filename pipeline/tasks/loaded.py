@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,7 +15,7 @@ from pipeline.gpu.own_models import OwnCopies, scoring_model
 from pipeline.gpu.values import PoolLease
 from pipeline.imports import uncollected
 from pipeline.logs import logger
-from pipeline.models.bundle import load_known
+from pipeline.models.known.patterns import load_known
 from pipeline.models.registry import Registry
 from pipeline.models.serving import Serving
 from pipeline.models.verdict import Knowledge
@@ -66,6 +66,7 @@ class LoadedModels:
         self._networks: LRUCache[str, LineModel] = LRUCache(LOADED_MODELS)
         self._copies: OwnCopies[LineModel] | None = None  # on the leased device
         self._knowledge: LRUCache[str, Knowledge] = LRUCache(LOADED_MODELS)
+        self._usual: LRUCache[str, Mapping[int, float]] = LRUCache(LOADED_MODELS)
         self._sessions: LRUCache[str, dict[tuple[str | None, str], SessionModel]] = LRUCache(LOADED_MODELS)
         self._lock = threading.RLock()
         read: dict[ModelPart | None, Callable[[str], object]] = {
@@ -109,6 +110,11 @@ class LoadedModels:
             return Knowledge(calibration=calibration, known=self.registry.read(version, load_known))
 
         return self._cached(self._knowledge, version, load)
+
+    def usual_errors(self, version: str) -> Mapping[int, float]:
+        """Error-like templates that came all through the training of a version, with their lines a day.
+        Raises BadBundle."""
+        return self._cached(self._usual, version, lambda: dict(self.registry.manifest(version).daily))
 
     def session_model(self, version: str, workload: str, kind: str) -> SessionModel | None:
         """The session model of a workload and a kind of key; None if the version has none for them or it

@@ -18,7 +18,6 @@ from pipeline.redis.keys import SHARED
 from pipeline.redis.leases import TRAINING
 from pipeline.tasks.backfill import call_readers
 from pipeline.tasks.context import Context
-from pipeline.tasks.recognise import recognise_samples
 
 NAME: Final = TASK_SWEEP
 # Batches to rescore per sweep: enough to keep the workers busy, few beside fresh ones.
@@ -39,16 +38,12 @@ def sweep(context: Context) -> int:
     ledger, submit = context.ledger, context.submit
     context.presence.drop_silent()
     _sweep_pool(context)
-    if dropped := submit.drop_former():
-        logger().info("queues.dropped", queues=dropped, why="their drain shards are gone")
     sent = _send_missing(context)
     # Rescored batches are backfill and bypass accept, so they leave the same room to fresh ones here.
     room = int(context.settings.internal.max_pending_batches * BACKFILL_PART) - ledger.backlog.counts().get(
         "batches", 0
     )
-    models = (
-        {live.model for live in context.registry.live()} if room > 0 and ledger.backlog.warming() else set()
-    )
+    models = _models_there(context) if room > 0 and ledger.backlog.warming() else set()
     if models:
         own_models = context.settings.train.own_models
         # The choice of Context.version: a workload whose own model is off the settings would come back for
@@ -62,10 +57,15 @@ def sweep(context: Context) -> int:
             sent += 1
     sent += revive(context)
     sent += call_readers(context)
-    recognise_samples(context)
     if sent:
         logger().info("sweep.sent", batches=sent)
     return sent
+
+
+def _models_there(context: Context) -> set[str]:
+    """The models that answer lines: those with a live version of this build or a newer one."""
+    outdated = {live.model for live in context.registry.outdated()}
+    return {live.model for live in context.registry.live()} - outdated
 
 
 def _send_missing(context: Context) -> int:
@@ -88,13 +88,8 @@ def _send_missing(context: Context) -> int:
             if queued is not None and batch_id not in queued:
                 missing.append((batch_id, kind))
         ledger.backlog.postpone(ids)
-        # One question for all: in stage drain the workload names the queue.
-        several = context.settings.drain.shards > 1
-        owners = ledger.backlog.workloads_of(
-            [i for i, (stage, _) in missing if several and stage is Stage.DRAIN]
-        )
         for batch_id, (stage, late) in missing:
-            submit.wake(stage, batch_id, backfill=late, workload=owners.get(batch_id, ""))
+            submit.wake(stage, batch_id, backfill=late)
         sent += len(missing)
     return sent
 

@@ -25,13 +25,13 @@ from pipeline.producer import Producer, workload_of_file
 from pipeline.records.batch import digest
 from pipeline.records.delivery import Accepted, Full
 from pipeline.redis.leases import HeldLease
-from pipeline.sources.archives import Source
 from pipeline.sources.backfill.archive import Archive
 from pipeline.sources.backfill.pieces import BackfillPlan, Piece
 from pipeline.sources.backfill.plans import EndPieceArgs, PieceReading, Plans, Taken
-from pipeline.sources.backfill.reading import Borders, Limits, read_piece
-from pipeline.sources.chunks import Chunk, Cursor
+from pipeline.sources.backfill.reading import Borders, read_piece
+from pipeline.sources.chunks import Chunk, Cursor, Limits
 from pipeline.sources.files import TextReading
+from pipeline.sources.packed.archives import Source
 
 # Readers of a piece that ended before a line of it was accepted: the next death is its own fault.
 MOST_TRIES: Final = 4
@@ -176,16 +176,15 @@ class SlotReader:
             before = self._lines
             self._lines = before + reading.place.line
             stands = self._stored(piece, reading.source)
-            start = reading.place.offset
             for chunk in reading.chunks:
-                self._send(piece, reading, chunk, start, stands)
+                self._send(piece, reading, chunk, stands)
                 if not new:
                     new = True
                     self.plans.progressed(plan.name, claim.piece_id)
-                stands, start = chunk.cursor.pack(), chunk.cursor.offset
+                stands = chunk.cursor.pack()
                 self._lines, self._bytes = before + chunk.cursor.line, min(chunk.position, piece.bytes)
 
-    def _send(self, piece: Piece, reading: TextReading, chunk: Chunk, start: int, after: str) -> Accepted:
+    def _send(self, piece: Piece, reading: TextReading, chunk: Chunk, after: str) -> Accepted:
         """Sends a chunk, and waits while the pipeline is full or Redis away."""
         source = reading.source
         workload = self._workload(piece, source)
@@ -194,7 +193,6 @@ class SlotReader:
             try:
                 answer = self.producer.send_chunk(
                     chunk,
-                    start=start,
                     workload=workload,
                     source=self._shown(piece, source),
                     source_key=self._key("object", piece, source),

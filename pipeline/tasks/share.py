@@ -26,6 +26,7 @@ from pipeline.gpu.values import LeaseMode, PoolLease, scoring_need
 from pipeline.logs import logger
 from pipeline.observe import counters as metrics
 from pipeline.settings import Settings
+from pipeline.upkeep import FaultSeries, start_thread
 
 LOST_POLL_S: Final = 0.2  # A training notices the loss of its lease so soon.
 POLL_S: Final = 0.05  # An idle process notices a request to yield so soon.
@@ -92,7 +93,7 @@ def ended_after_loss(renewal: LeaseInUse, end: Callable[[], None]) -> Iterator[N
                     end()
                 return
 
-    threading.Thread(target=watch, name="gpu-lost", daemon=True).start()
+    start_thread("gpu-lost", watch)
     try:
         yield
     finally:
@@ -274,15 +275,13 @@ class GpuShare:
 
     def _keep(self) -> None:
         if self._keeper is None:
-            self._keeper = threading.Thread(target=self._keeping, name="gpu-share", daemon=True)
-            self._keeper.start()
+            self._keeper = start_thread("gpu-share", self._keeping)
 
     def _keeping(self) -> None:
+        faults = FaultSeries("share.keeper")
         while not self._stop.wait(POLL_S):
-            try:
+            with faults.outlived():
                 self.tick()
-            except Exception:  # noqa: BLE001 - a keeper that died would keep the device for ever
-                logger().exception("share.keeper")
 
     def tick(self) -> None:
         """One round of the keeper: give back a lease that is asked for, lost or idle; end an idle process."""

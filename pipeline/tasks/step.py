@@ -1,11 +1,13 @@
 """One stage of one batch, or of several: claim, work, settle. Every task that moves a batch runs through
 here.
 
-The claim comes before the work and counts as an attempt, so a killed worker counts too. External faults
-(Redis, a full disk, a lease, a damaged model) give the batch back uncounted. Faults of the batch are counted:
-after the last attempt the ledger bisects the batch, or makes a single record a dead letter. A step that hangs
-counts as such a fault: its process ends itself."""
+The claim comes before the work and counts as an attempt, so a killed worker counts too. What every batch
+needs from the process, such as its masks, is loaded before the claim. External faults (Redis, a full disk, a
+lease, a damaged model, a setting) give the batch back uncounted. Faults of the batch are counted: after the
+last attempt the ledger bisects the batch, or makes a single record a dead letter. A step that hangs counts as
+such a fault: its process ends itself."""
 
+import errno
 import sys
 import threading
 import traceback
@@ -19,7 +21,10 @@ import redis
 from pipeline import detect
 from pipeline.errors import (
     BadBundle,
+    BadInput,
+    BadMask,
     BadPayload,
+    BadSetting,
     ClaimLost,
     DeviceFailed,
     LeaseRefused,
@@ -43,15 +48,8 @@ from pipeline.tasks.separate import separate_others
 Step = Callable[[Context, Claim], Stage | None]
 
 
-@dataclass(frozen=True, slots=True)
-class GivenBack:
-    """The batch is sound but unfinished: it is tried again at once, uncounted."""
-
-    reason: str
-
-
 # The result of the work on one batch: its next stage, or why it has none.
-StepResult = Stage | GivenBack | Exception | None
+StepResult = Stage | Exception | None
 # Works on the batch and on others that it adds to the holding; yields each result once, as soon as it is
 # known.
 JointStep = Callable[[Context, Claim, ClaimRenewal], Iterable[tuple[Claim, StepResult]]]
@@ -76,6 +74,9 @@ WAITS_FOR: Final = (
     (ModelUnavailable, "model"),
     (BadBundle, "model"),
 )
+# The only errors of the system that a record may cause, as a name of a file. All others are the machine's.
+ERRNOS_OF_RECORDS: Final = frozenset((errno.EINVAL, errno.ENAMETOOLONG, errno.EILSEQ))
+NO_THREAD: Final = "can't start new thread"  # Python says it as a RuntimeError
 # A half has fewer lines and so less time, but always enough to load a model.
 HALF_MIN_S: Final = 30.0
 # The exit code of a process whose step hung.
@@ -101,6 +102,14 @@ def perform_joint(context: Context, stage: Stage, batch_id: str, joint: JointSte
     log = logger(batch=batch_id, stage=stage.value)
     reason = None
     try:
+        try:
+            context.prepare()
+        except (BadInput, OSError) as exc:
+            # The sweeper sends the batch again; `prepare` reads the files again until they are repaired.
+            log.error("worker.not_prepared", why=str(exc))
+            context.presence.complain(stage.value, str(exc))
+            metrics.step_ended(stage, "away")
+            return str(exc)
         claim = context.ledger.claim(batch_id, stage, context.owner)
         if isinstance(claim, str):
             if claim == "newer":
@@ -110,15 +119,23 @@ def perform_joint(context: Context, stage: Stage, batch_id: str, joint: JointSte
             metrics.step_ended(stage, "skipped")
             return None
         limit_s = _limit_s(context, claim)
-        with context.ledger.holding(
-            claim, limit_s=limit_s, on_timeout=lambda claims: _end_hung(context, claims, limit_s)
-        ) as holding:
-            for member, result in joint(context, claim, holding):
-                end = _settle(context, member, result)
-                holding.drop(member)
-                _report(context, member, end, holding.held_s(member))
-                if member is claim:
-                    reason = end.reason
+        holding: ClaimRenewal | None = None
+        try:
+            with context.ledger.holding(
+                claim, limit_s=limit_s, on_timeout=lambda claims: _end_hung(context, claims, limit_s)
+            ) as holding:
+                for member, result in joint(context, claim, holding):
+                    end = _settle(context, member, result)
+                    holding.drop(member)
+                    _report(context, member, end, holding.held_s(member))
+                    if member is claim:
+                        reason = end.reason
+        except (OSError, RuntimeError, ImportError) as exc:
+            if isinstance(exc, redis.ConnectionError | redis.TimeoutError) or not is_external(exc):
+                raise
+            reason = str(exc)
+            for member in [claim] if holding is None else holding.claims():
+                _settle(context, member, exc)
     except (RedisUnavailable, redis.ConnectionError, redis.TimeoutError) as exc:
         # The claims expire and the sweeper sends their batches again.
         log.warning("redis.away", why=str(exc))
@@ -144,9 +161,20 @@ def suspect(context: Context, claim: Claim) -> bool:
 
 def is_external(exc: Exception) -> bool:
     """True for a fault of the surroundings, which says nothing about the batch."""
-    return isinstance(exc, Retryable | BadBundle | redis.ConnectionError | redis.TimeoutError) or (
-        isinstance(exc, redis.ResponseError) and is_refusal(exc)
-    )
+    match exc:
+        case Retryable() | BadBundle() | BadMask() | BadSetting():
+            return True
+        case redis.ConnectionError() | redis.TimeoutError():
+            return True
+        case redis.ResponseError():
+            return is_refusal(exc)
+        case OSError():
+            return exc.errno is not None and exc.errno not in ERRNOS_OF_RECORDS
+        case RuntimeError():
+            return str(exc) == NO_THREAD
+        case ImportError():  # of a package that this installation lacks, or cannot read now
+            return True
+    return False
 
 
 def _limit_s(context: Context, claim: Claim) -> float:
@@ -198,10 +226,6 @@ def _settle(context: Context, claim: Claim, result: StepResult) -> StepEnd:
         match result:
             case None | Stage():
                 return StepEnd("done", next=result)
-            case GivenBack(reason):
-                # Its message lies in the queue, or the sweeper sends another one.
-                context.ledger.release(claim, reason=reason, delay_s=0.0, counted=False)
-                return StepEnd("waits", reason=reason)
             case ClaimLost():
                 raise result
             case BadBundle() if _restarts(context, claim, str(result)):
@@ -211,6 +235,9 @@ def _settle(context: Context, claim: Claim, result: StepResult) -> StepEnd:
             case redis.ResponseError() if is_external(result):
                 why = f"Redis refuses to work ({result}); give it memory or disk space"
                 return _wait(context, claim, why, "redis")
+            case OSError() | RuntimeError() | ImportError() if is_external(result):
+                why = f"this machine refuses to work ({result}); look after its disk, files and permissions"
+                return _wait(context, claim, why, metrics.OTHER)
             case _ if is_external(result):
                 return _wait(context, claim, f"Redis does not answer ({result}); it is tried again", "redis")
             case Rejected():
@@ -262,8 +289,8 @@ def _fail(context: Context, claim: Claim, why: str) -> StepEnd:
 
 
 def _restarts(context: Context, claim: Claim, why: str) -> bool:
-    """Send a batch whose model cannot be read here back to ingest; False if no other version can answer
-    it."""
+    """Send a batch whose model cannot be read here back to ingest; False if nothing else can be done with it
+    there."""
     if claim.stage not in (Stage.INFER, Stage.DRAIN):
         return False
     version = context.ledger.work(claim.batch_id)["version"][0]
@@ -274,7 +301,7 @@ def _restarts(context: Context, claim: Claim, why: str) -> bool:
         chosen = context.version(claim.workload)
     except ModelUnavailable:
         return False
-    if chosen is None or chosen == version:
+    if chosen == version:
         return False
     context.ledger.advance(claim, Stage.INGEST)
     return True

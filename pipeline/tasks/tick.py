@@ -1,22 +1,20 @@
-"""The task of beat every `tick_s`: the controller decides, once per slot however many beats ask. Changed
-templates are written to OpenSearch."""
+"""The task of beat every `tick_s`: one controller at a time decides about trainings. Changed templates
+are written to OpenSearch."""
 
-from contextlib import suppress
 from typing import Final, cast
 
 import redis
 
-from pipeline.controller.schedule import Slots
 from pipeline.drain.templates import unpack_template
 from pipeline.errors import BadPayload, RedisUnavailable, Rejected, SinkUnavailable, TooNew
 from pipeline.logs import logger
 from pipeline.messages.routing import TASK_TICK
 from pipeline.redis.connection import answering, byte_map
+from pipeline.redis.leases import CONTROLLER, Refused
 from pipeline.redis.scripts import Scripts
 from pipeline.tasks.context import Context
 
 NAME: Final = TASK_TICK
-SLOT: Final = "controller"
 WRITTEN_AT_ONCE: Final = 2_000  # templates; a tick must not keep the store worker from its batches
 
 
@@ -28,13 +26,12 @@ def run(context: Context, *_: str) -> None:
 
 
 def tick(context: Context) -> list[str]:
-    """Decide for this slot unless another process has; returns the ids of the requested trainings."""
-    slots = Slots(context.client, context.settings)
-    slot = slots.begin(SLOT, context.settings.internal.tick_s, context.owner)
-    if slot is None:
+    """Decide, unless another process is at it; returns the ids of the requested trainings."""
+    lease = context.leases.request(CONTROLLER, context.owner)
+    if isinstance(lease, Refused):
         return []
-    requested = context.controller.tick()
-    slots.finish(slot)
+    with context.leases.holding(lease):
+        requested = context.controller.tick()
     for request_id in requested:
         logger(request=request_id).info("controller.retrains")
         context.submit.train(request_id)
@@ -54,11 +51,15 @@ def tell_templates(context: Context) -> int:
         changed = byte_map(context.client.hgetall(keys.templates_untold))
         ids = list(changed)[:WRITTEN_AT_ONCE]
         stored = context.client.hmget(keys.templates, ids) if ids else []
-    templates = []
+    templates, newer = [], set()
     for template_id, blob in zip(ids, cast("list[bytes | None]", stored), strict=True):
-        with suppress(BadPayload, TooNew):  # a newer build writes its own
+        try:
             if blob is not None:
                 templates.append(unpack_template(int(template_id), blob))
+        except TooNew:
+            newer.add(template_id)  # that build writes it
+        except BadPayload as exc:
+            logger(template=template_id).warning("templates.unread", why=str(exc))
     try:
         written = (
             write_templates(opensearch_client(context.settings), context.settings, templates)
@@ -71,6 +72,7 @@ def tell_templates(context: Context) -> int:
         return 0
     if not ids:
         return 0
-    pairs = [x for i in ids for x in (i, changed[i])]
-    Scripts(context.client).run("drain/told", [keys.templates_untold], pairs)
+    pairs = [x for i in ids if i not in newer for x in (i, changed[i])]
+    if pairs:
+        Scripts(context.client).run("drain/told", [keys.templates_untold], pairs)
     return written

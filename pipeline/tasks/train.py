@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pipeline.controller.training_status import Status, TrainingState
 from pipeline.controller.trainings import ATTEMPTS, TrainingRequest, next_attempt
@@ -31,21 +31,17 @@ from pipeline.gpu.own_models import count_training
 from pipeline.gpu.values import LeaseKind, LeaseMode, Need, PoolLease
 from pipeline.logs import logger
 from pipeline.messages.routing import TASK_TRAIN
+from pipeline.models.config import FIT_MOST_S
 from pipeline.observe import counters as metrics
-from pipeline.records.batch import Purpose, utc_now
+from pipeline.records.batch import utc_now
 from pipeline.records.versions import Note
 from pipeline.redis.keys import SHARED
 from pipeline.redis.leases import TRAINING, HeldLease, Refused
-from pipeline.store.choose import open_store
 from pipeline.tasks import periodic
 from pipeline.tasks.context import Context
 from pipeline.tasks.share import ended_after_loss, enrol, host_locks
 from pipeline.training import training
-from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.training import Workplace
-
-if TYPE_CHECKING:
-    from pipeline.training.gang_fit import GangFit
 
 NAME: Final = TASK_TRAIN
 # The wait for the GPU beyond the time that its holders have to give it back: longer than a quarantine.
@@ -129,9 +125,6 @@ def _train(context: Context, renewal: HeldLease, status: Status, request: Traini
         # Whole, but never judged to its end: an operator may still want it.
         note = Note(state="candidate", reason=f"its training was not finished: {status.reason}")
         context.registry.write_note(status.version, note)
-    if request.query.documents is not None and retry is None:
-        store = open_store(context.settings.data.store)
-        Checkpoints(store, status.request_id, request.retry_of, "").remove()
     if status.published:
         _announce(context)
         periodic.run(context)
@@ -207,23 +200,11 @@ def _steps(
     if documents is not None and request.model != SHARED and not documents.workloads:
         query = replace(query, documents=replace(documents, workloads=(request.model,)))
     status = replace(status, state=TrainingState.FETCHING, stored=stored)
-    stream = None
-    lines = (
-        training.lines_for(query, context.settings)
-        if documents is None
-        else training.StoredLines(query=query, purpose=Purpose.SCORE, settings=context.settings)
-    )
+    stream = replace(query, workloads=served)
     if documents is not None:
-        # The judge compares on what the pipeline has stored of its own, where it has stored something.
-        if any(totals[name].get("stored", 0) for name in served if name in totals):
-            stream = training.StoredLines(
-                query=training.results_query(context.settings, served, utc_now()),
-                purpose=Purpose.SCORE,
-                settings=context.settings,
-            )
-    elif not set(served) <= set(workloads) or lines.purpose is Purpose.BASELINE:
-        everything = replace(query, workloads=served)
-        stream = training.StoredLines(query=everything, purpose=Purpose.SCORE, settings=context.settings)
+        stream = training.results_query(context.settings, served, utc_now())
+    # The judge compares on what the pipeline has stored of its own, where it has stored something.
+    has_stored = any(totals[name].get("stored", 0) for name in served if name in totals)
 
     def go_on() -> None:
         with suppress(RedisUnavailable):
@@ -232,8 +213,8 @@ def _steps(
     yield from training.Training(
         request=request,
         status=status,
-        lines=lines,
-        stream=stream,
+        query=query,
+        stream=stream if has_stored else None,
         masks=context.masks,
         templates=read_templates(context.client, context.ledger.keys),
         registry=context.registry,
@@ -241,18 +222,7 @@ def _steps(
         held=renewal,
         marks=context.marks.look().holding,
         alone=lambda: _device(context, go_on, status.request_id),
-        gang=_gang(context),
     ).run()
-
-
-def _gang(context: Context) -> "GangFit | None":
-    """The gang of a fit on several devices, where the settings ask for one."""
-    devices = context.settings.train.devices
-    if devices == 1:
-        return None
-    from pipeline.training.gang_fit import GangFit  # torch
-
-    return GangFit(pool=context.pool, jobs=context.jobs, nodes=context.submit.job_nodes, devices=devices)
 
 
 @contextmanager
@@ -313,7 +283,7 @@ def _gpu(context: Context, go_on: Callable[[], None]) -> PoolLease:
         mode=LeaseMode.EXCLUSIVE,
         node=this_node(),
         device=context.models.cuda_device or "",  # CUDA's context stays where it was begun
-        max_duration_s=60 + 3 * settings.train.seconds,
+        max_duration_s=60 + FIT_MOST_S,
         kind=LeaseKind.TRAIN,
     )
     now = time.monotonic()

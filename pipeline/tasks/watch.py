@@ -5,7 +5,6 @@ observations stay in their list, which is bounded.
 """
 
 import os
-import threading
 import time
 from contextlib import suppress
 from typing import Final
@@ -22,6 +21,7 @@ from pipeline.redis.leases import WATCH, Refused
 from pipeline.tasks.context import Context
 from pipeline.tasks.rounds import reporting_faults
 from pipeline.tasks.step import HUNG
+from pipeline.upkeep import start_timer
 from pipeline.watching.time_budget import ALL, FLOOD, HALF, flood_share
 from pipeline.watching.watcher import RoundSummary
 
@@ -32,9 +32,7 @@ PAUSE: Final = 5
 
 def run(context: Context, *_: str) -> None:
     # A thread that hangs in a sink cannot be ended, and would keep batches from being stored.
-    alarm = threading.Timer(context.settings.stack.step_s, _hung, [context])
-    alarm.daemon = True
-    alarm.start()
+    alarm = start_timer(context.settings.stack.step_s, "watch-limit", _hung, context)
     try:
         with reporting_faults(context, "watch", event="watch.waits", faults=(Retryable,)):
             if not context.watcher.state.paused():
@@ -78,7 +76,7 @@ def watch_stored(context: Context, *, end: bool = False) -> bool:
                 unread = summary.unread
                 _count(summary)
                 if not summary.more:
-                    return True
+                    return not unread  # something is left where a fault keeps every round from being written
                 if summary.only_behind and not end and any(context.ledger.backlog.pending()):
                     return False  # minutes of old logs can wait; lines on their way cannot
                 share = ALL if end else _share(context)

@@ -4,14 +4,13 @@ index --point in time--> pages --fields, headers, levels--> LEARN_SCHEMA --> sam
 
 The messages are those that the pipeline would judge. A page is decoded to columns; where a document holds
 another type than text, its page is read document by document. Several pages are parsed together, because a
-query costs as much for one. A place names the last document that was read, so a reader that died is followed
-by one that goes on behind it.
+query costs as much for one.
 
 Invariant: the records do not depend on how many pages are parsed together.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -24,14 +23,13 @@ from pipeline.errors import BadInput, SourceUnavailable, TrainingFailed
 from pipeline.opensearch import scan
 from pipeline.opensearch.client import translate_errors
 from pipeline.records.columns import stacked
-from pipeline.records.levels import level_of
 from pipeline.records.query import Documents, Query
 from pipeline.records.schema import LEARN_SCHEMA, raw_frame
+from pipeline.records.written_levels import level_of
 from pipeline.sources import formats
 from pipeline.sources.documents import document_workload_name, text_of, value_at
 from pipeline.sources.framing import MAX_RECORD_BYTES, split_text
 from pipeline.sources.times import read_times
-from pipeline.training.checkpoints import Place
 
 SAMPLE: Final = 2_000  # messages whose formats are looked for
 TOGETHER: Final = 50_000  # documents; six pages or less, which are fewer than a sampler groups at once
@@ -58,53 +56,41 @@ class _Waiting:
 
 @dataclass(slots=True)
 class DocumentReader:
-    """Reads the documents of one query. `place` is behind the last frame that was given.
+    """Reads the documents of one query. `documents` and `without_message` count those of the frames given.
 
     `together`: documents that are parsed together; the first page alone tells the formats."""
 
     client: scan.Client
     query: Query
-    place: Place | None = None
     arrived: datetime = field(default_factory=lambda: datetime.now(UTC))
     zone: str = "UTC"
     size: int = scan.MAX_SIZE
     together: int = TOGETHER
+    documents: int = field(default=0, init=False)
+    without_message: int = field(default=0, init=False)
+    _formats: tuple[str, ...] = field(default=(), init=False)
 
     def pages(self) -> Iterator[pl.DataFrame]:
         """Frames (LEARN_SCHEMA) of the records that the query selects; a frame may be empty.
 
         Raises SourceUnavailable, and TrainingFailed where no document has the field of the message."""
-        documents, place = self._documents, self.place
+        documents = self._documents
         paths = list(dict.fromkeys((*documents.fields, *documents.workload_fields)))
-        decode = _decoder(paths)
-        resumed = known = set(place.there) if place else set()
-        last = place.after if place else []
         waiting = _Waiting()
-        for read in scan.pages(
+        for page in scan.pages(
             self.client,
             documents.index,
             query=documents_clause(self.query),
             fields=paths,
             size=self.size,
-            after=None if place is None else scan.at(place.after),
-            decode=decode,
             ahead=max(1, self.together // self.size),
         ):
-            sort = read["sort"].tail(1).to_list()[0]
-            page = scan.without_head(read, resumed)
-            if sort != last:
-                resumed = set()  # later pages have none of them
-            if page.is_empty():
-                continue
-            known = (known if sort == last else set()) | scan.at_end(page, sort)
-            last = sort
             waiting.add(_texts(page, paths), page["_index"])
-            first = self.place is None
-            if first or waiting.documents >= self.together or waiting.bytes >= TOGETHER_BYTES:
-                yield self._block(waiting, last, known)
+            if not self.documents or waiting.documents >= self.together or waiting.bytes >= TOGETHER_BYTES:
+                yield self._block(waiting)
                 waiting = _Waiting()
         if waiting.documents:
-            yield self._block(waiting, last, known)
+            yield self._block(waiting)
 
     @property
     def _documents(self) -> Documents:
@@ -112,25 +98,17 @@ class DocumentReader:
             raise BadInput("the query names no documents; give it an index")
         return self.query.documents
 
-    def _block(self, pages: _Waiting, sort: list[int], there: Set[tuple[str, str]]) -> pl.DataFrame:
-        """The records of these pages; moves the place."""
-        before = self.place or Place(after=[], there=[])
+    def _block(self, pages: _Waiting) -> pl.DataFrame:
+        """The records of these pages."""
         texts = stacked(pages.texts)
         time, message, level = self._documents.fields
         with_message = texts[message].is_not_null()
-        missing = before.without_message + texts.height - int(with_message.sum())
-        names = tuple(before.formats)
-        if self._documents.headers and not before.documents:
-            names = formats.detect(texts[message].drop_nulls().head(SAMPLE).to_list())
-        self.place = Place(
-            after=sort,
-            there=sorted(there),
-            formats=list(names),
-            documents=before.documents + texts.height,
-            without_message=missing,
-        )
-        if missing == self.place.documents and missing >= MANY:
-            raise TrainingFailed(self.without_message())
+        if self._documents.headers and not self.documents:
+            self._formats = formats.detect(texts[message].drop_nulls().head(SAMPLE).to_list())
+        self.documents += texts.height
+        self.without_message += texts.height - int(with_message.sum())
+        if self.without_message == self.documents and self.documents >= MANY:
+            raise TrainingFailed(self.explain_missing())
         index = pl.concat(pages.indices, rechunk=True)
         heights = [page.height for page in pages.texts]
         frame = pl.DataFrame(
@@ -142,7 +120,7 @@ class DocumentReader:
                 "page": np.repeat(np.arange(len(heights)), heights),
             }
         ).filter(with_message)
-        frame = self._parsed(_cut(frame), names)
+        frame = self._parsed(_cut(frame), self._formats)
         return _selected(frame, self.query)
 
     def _parsed(self, frame: pl.DataFrame, names: tuple[str, ...]) -> pl.DataFrame:
@@ -158,7 +136,7 @@ class DocumentReader:
             "message", "level", pl.when(pl.col("timed").fill_null(value=True)).then("timestamp"), "raw"
         ).with_columns(frame["workload"])
 
-    def without_message(self) -> str:
+    def explain_missing(self) -> str:
         """A sentence for people."""
         names = self._documents
         return (
@@ -207,8 +185,8 @@ def _ms(moment: datetime) -> int:
 
 
 def _selected(frame: pl.DataFrame, query: Query) -> pl.DataFrame:
-    blank = {"pattern_id": pl.UInt64, "template_id": pl.Int64, "anomalous": pl.Boolean}
-    frame = frame.with_columns(pl.lit(None, dtype=kind).alias(name) for name, kind in blank.items())
+    blank = (name for name in LEARN_SCHEMA if name not in frame.columns)
+    frame = frame.with_columns(pl.lit(None).alias(name) for name in blank)
     keep = query.selects()
     documents = query.documents
     if documents is not None and documents.level_not:
@@ -244,65 +222,8 @@ def _cut(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(pieces).explode("message", empty_as_null=True)
 
 
-# ---- fields of documents --------------------------------------------------------------------------
-
-
-def _decoder(paths: Sequence[str]) -> scan.Decode:
-    try:
-        decode = scan.typed(_schema(paths))
-    except ValueError:  # a field is also the folder of another one
-        return scan.loose
-
-    def decoded(text: str) -> pl.DataFrame:
-        try:
-            return decode(text)
-        except pl.exceptions.ComputeError:
-            return scan.loose(text)
-
-    return decoded
-
-
-def _shapes(path: str) -> Iterator[tuple[str, ...]]:
-    """The ways in which a source may hold a dotted path, in the order of `value_at`."""
-    yield (path,)
-    for cut in (i for i, c in enumerate(path) if c == "."):
-        for inner in _shapes(path[cut + 1 :]):
-            yield (path[:cut], *inner)
-
-
-def _schema(paths: Sequence[str]) -> Mapping[str, Any]:
-    tree: dict[str, Any] = {}
-    for path in paths:
-        for *folders, leaf in _shapes(path):
-            node = tree
-            for name in folders:
-                node = node.setdefault(name, {})
-                if not isinstance(node, dict):
-                    raise ValueError(path)
-            if isinstance(node.get(leaf), dict):
-                raise ValueError(path)
-            node[leaf] = None
-    return _types(tree)
-
-
-def _types(tree: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: pl.String if inner is None else pl.Struct(_types(inner)) for name, inner in tree.items()}
-
-
 def _texts(page: pl.DataFrame, paths: Sequence[str]) -> pl.DataFrame:
     """A column of text for each path."""
-    source = page["_source"]
-    if source.dtype == pl.Object:
-        rows = {path: [text_of(value_at(one, path)) for one in source] for path in paths}
-        return pl.DataFrame({path: pl.Series(texts, dtype=pl.String) for path, texts in rows.items()})
-    frame = source.struct.unnest()
-    columns = []
-    for path in paths:
-        ways = []
-        for first, *inner in _shapes(path):
-            way = pl.col(first)
-            for name in inner:
-                way = way.struct.field(name)
-            ways.append(way)
-        columns.append(pl.coalesce(ways).str.replace_all("\0", "\\x00", literal=True).alias(path))
-    return frame.select(columns)
+    sources = page["_source"].to_list()
+    columns = {path: [text_of(value_at(one, path)) for one in sources] for path in paths}
+    return pl.DataFrame({path: pl.Series(texts, dtype=pl.String) for path, texts in columns.items()})

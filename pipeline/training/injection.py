@@ -1,6 +1,6 @@
 """Anomaly injection: known anomalies for judging a model without labels.
 
-Classic faults in the words of many programs, and damaged normal lines.
+Classic faults in the words of many programs (`config/words.toml`), and damaged normal lines.
 """
 
 import re
@@ -10,45 +10,8 @@ from typing import Final
 
 import numpy as np
 
-# Masked lines. Most hold no error word, so that the model alone must find them.
-_FAULTS: Final = (
-    "Out of memory: killed process <NUM> (<*>) total-vm:<NUM>kB, anon-rss:<NUM>kB",
-    "java.lang.OutOfMemoryError: Java heap space",
-    "cannot allocate <NUM> bytes: memory exhausted",
-    "connect to <IP>:<NUM> failed: Connection refused",
-    "upstream prematurely closed connection while reading response header",
-    "connection reset by peer after <NUM> bytes",
-    "no route to host <IP>",
-    "name resolution for <HOST> gave no answer, giving up after <NUM> tries",
-    "write <PATH>: no space left on device",
-    "file system on <PATH> is full, remounting read-only",
-    "I/O error, dev sda, sector <NUM> op 0x0:(READ)",
-    "disk quota exceeded for user <NUM>",
-    "segfault at <HEX> ip <HEX> sp <HEX> in libc.so",
-    "kernel panic - not syncing: attempted to kill init",
-    "BUG: soft lockup - CPU#<NUM> stuck for <NUM>s",
-    "certificate has expired: notAfter <TIMESTAMP>",
-    "TLS handshake aborted: peer certificate is signed by an unknown authority",
-    "deadlock detected: process <NUM> waits for ShareLock on transaction <NUM>",
-    "lock wait exceeded <NUM> s, rolling back the transaction",
-    "goroutine <NUM> [running]: nil pointer dereference",
-    "thread pool exhausted: <NUM> of <NUM> busy, <NUM> tasks turned away",
-    "too many open files while accepting a socket",
-    "too many clients already, remaining slots are reserved",
-    "replication lag grew to <NUM> s, replica taken out of rotation",
-    "checksum mismatch in block <NUM>: page is torn",
-    "split brain suspected: two leaders in term <NUM>",
-    "quorum gone: <NUM> of <NUM> voters answer",
-    "Back-off restarting container, exit code <NUM>",
-    "liveness probe got status <NUM>, container will be restarted",
-    "node condition MemoryPressure is now true, evicting pods",
-    "permission denied while opening <PATH>",
-    "repeated bad password for root from <IP>, possible break-in attempt",
-    "clock jumped backwards by <NUM> s, tickets are void",
-    "uncorrectable ECC fault at <HEX>, DIMM <NUM>",
-    "watchdog did not hear from the firmware, resetting the board",
-    "temperature above limit, throttling and powering off",
-)  # fmt: skip
+from pipeline.models.severity import words
+
 # For words that no log has: pronounceable, so that a tokenizer cuts them like words.
 _SYLLABLES: Final = ("zur", "kex", "plo", "vim", "qua", "dro", "thy", "bux", "nef", "jil", "gorm", "wesk")
 _BASES: Final = 60  # damaged lines; a share of 60 is known to about 6 points
@@ -73,7 +36,7 @@ def injected(normals: Sequence[str], *, seed: int) -> list[Injected]:
     normal = set(normals)
     usable = sorted(line for line in normal if len(_words(line)) >= 2)
     bases = [usable[i] for i in rng.permutation(len(usable))[:_BASES].tolist()]
-    anomalies = [Injected(masked=line, kind="fault") for line in _FAULTS]
+    anomalies = [Injected(masked=line, kind="fault") for line in words().faults]
     for i, line in enumerate(bases):
         if i % 3 == 0:
             anomalies.append(Injected(masked=_swapped(line, usable, rng), kind="swapped"))

@@ -9,17 +9,16 @@ of patterns that are new to this pass are masked.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from pipeline.drain.masking.mask_set import MaskSet
-from pipeline.drain.templates import DEPTH, Template, Templates
+from pipeline.drain.templates import DEPTH, Template, Templates, foreign_id
 from pipeline.errors import BadPayload, SinkUnavailable, SourceUnavailable
+from pipeline.models.selection import lots
 from pipeline.records.levels import ERROR_LEVELS
 from pipeline.records.query import Query
 from pipeline.records.schema import (
@@ -27,17 +26,19 @@ from pipeline.records.schema import (
     SAMPLE_SCHEMA,
     UTC_US,
     of_lines,
-    pack_frame,
-    unpack_frame,
 )
 from pipeline.records.verdict import UNCLASSIFIED
 from pipeline.sinks.manifest import Part
 from pipeline.sinks.parquet import ParquetSink
 
-# SAMPLE_SCHEMA and the times of its records, so that a judge can hold out the newest.
-TIMED_SCHEMA: Final[dict[str, Any]] = SAMPLE_SCHEMA | {"first_seen": UTC_US, "last_seen": UTC_US}
+# SAMPLE_SCHEMA, the times of its records, so that a judge can hold out the newest, and a workload of theirs.
+TIMED_SCHEMA: Final[dict[str, Any]] = SAMPLE_SCHEMA | {
+    "first_seen": UTC_US,
+    "last_seen": UTC_US,
+    "workload": pl.String,
+}
 
-# Distinct masked lines of one training: a bound of its memory, and enough for train_seconds.
+# Distinct masked lines of one training: a bound of its memory, and more than a fit draws.
 MAX_PATTERNS: Final = 100_000
 MAX_TEXT_BYTES: Final = 1024  # Of a masked line; the line model reads 128 tokens, rarely more than this.
 _SLICE_ROWS: Final = 65_536  # Grouped at once; more rows are not faster per row.
@@ -45,10 +46,8 @@ _MERGE_ROWS: Final = 65_536  # Counts before they are added up.
 _UNMASKED_CHARS: Final = 32 << 20  # Of messages masked together: one call costs as much as 2,000 lines.
 _KNOWN_KEYS: Final = 400_000  # Stored pattern ids -> pattern ids under today's masks, about 60 MB.
 _WORKLOADS: Final = 10_000  # Names counted one by one.
-_NEWEST: Final = 2**63 - 1  # Stands for UNCLASSIFIED while the lowest template id is sought.
-_SKETCH: Final = 4096  # Smallest pattern ids, to estimate their number: standard error 1/sqrt(4096) = 1.6 %.
 _PAGE_FILES: Final = 32  # Of 10,000 records and at most 2 MiB of text each as shipped.
-_PAGE_ROWS: Final = 262_144  # A sealed file has more.
+_PAGE_ROWS: Final = 65_536  # A sealed file has more.
 _PAGE_BYTES: Final = 8 << 20  # On disk, where repetitive logs are a thirtieth of their size.
 
 
@@ -57,31 +56,14 @@ class TrainingSample:
     """The sample of a training, and its origin.
 
     `frame` is TIMED_SCHEMA, most frequent first, one row per pattern. `lines` is all records read: the sum of
-    its counts plus `left_out`. Counts are exact where `exact`. Otherwise a dropped pattern that came back
-    counts from its return, and its earlier records are in `left_out`.
+    its counts plus `left_out`. A pattern that was dropped and came back counts from its return, and its
+    earlier records are in `left_out`.
     """
 
     frame: pl.DataFrame
     lines: int
     left_out: int  # Records whose pattern (or an earlier life of it) is not in `frame`.
-    distinct: int  # Patterns seen; when not `exact` an estimate with 1.6 % standard error.
-    exact: bool  # Nothing was dropped.
     workloads: dict[str, int]  # Records of each workload; those without a name stand under "".
-    other_workloads: int  # Records of workloads past the first 10,000.
-    first: datetime | None  # Of all records read that have a time.
-    last: datetime | None
-
-
-class SamplerState(msgspec.Struct, frozen=True, kw_only=True):
-    """A sampler between two pages. `counts` is an Arrow frame; `smallest` are numbers of 64 bits."""
-
-    lines: int
-    left_out: int
-    span: list[Annotated[datetime, msgspec.Meta(tz=True)]]
-    workloads: dict[str, int]
-    other: int
-    counts: bytes
-    smallest: bytes
 
 
 class Sampler:
@@ -95,9 +77,10 @@ class Sampler:
     drawn.
 
     The template id of a pattern is the lowest id stored with any record of it. Else it is the id of the known
-    template that the pattern matches, else a negative id from a tree of this sample alone. A negative id only
-    groups lines of one shape for the training. A later line of that shape gets a new id and is judged as a
-    new template, unless its pattern was in the sample. Not thread-safe."""
+    template that the pattern matches, else that of a template from a tree of this sample alone, by its text
+    (`foreign_id`). Such an id only groups lines of one shape for the training. A later line of that shape
+    gets an id from drain and is judged as a new template, unless its pattern was in the sample.
+    Not thread-safe."""
 
     def __init__(
         self,
@@ -115,9 +98,7 @@ class Sampler:
         self._known.restore(templates)
         self._similarity = similarity
         self._lines = self._left_out = 0
-        self._span: list[datetime] = []
         self._workloads: dict[str, int] = {}
-        self._other = 0
         # A key is the stored pattern id, or a hash of the message without one. Colliding keys count as one:
         # at 10 million messages with a chance of 1 in 300,000.
         self._patterns: dict[int, int] = {}  # key -> pattern id under our masks
@@ -127,13 +108,17 @@ class Sampler:
         self._waiting_rows = 0
         self._counts = pl.DataFrame(schema=_COUNTS)  # counts by pattern id, in no order
         self._text: dict[int, bytes] = {}  # pattern id -> masked line, of those in `_counts`
-        self._distinct = _Distinct()
 
-    def add(self, frame: pl.DataFrame) -> None:
-        """Count a page of records (LEARN_SCHEMA), of any number of rows."""
+    @property
+    def lines(self) -> int:
+        """Records read so far."""
+        return self._lines
+
+    def add(self, frame: pl.DataFrame, *, baseline: bool = False) -> None:
+        """Count a page of records (LEARN_SCHEMA), of any number of rows; `baseline`: they are of one."""
         for page in frame.iter_slices(_SLICE_ROWS):
             self._tally(page)
-            grouped = _grouped(page)
+            grouped = _grouped(page, baseline=baseline)
             keys = grouped["key"].to_list()
             fresh = [i for i, k in enumerate(keys) if k not in self._patterns and k not in self._unmasked]
             if fresh:
@@ -153,47 +138,14 @@ class Sampler:
         framed = chosen.with_columns(
             pl.Series("masked", masked, dtype=pl.String), pl.col("key").alias("pattern_id")
         )
-        exact = self._left_out == 0
         return TrainingSample(
             frame=self._with_templates(framed).select(
                 [pl.col(name).cast(dtype) for name, dtype in TIMED_SCHEMA.items()]
             ),
             lines=self._lines,
             left_out=left_out,
-            distinct=self._counts.height if exact else self._distinct.estimate(),
-            exact=exact and left_out == 0,
             workloads=dict(sorted(self._workloads.items())),
-            other_workloads=self._other,
-            first=min(self._span, default=None),
-            last=max(self._span, default=None),
         )
-
-    def state(self) -> "SamplerState":
-        """All that `resumed` needs to go on behind the pages read so far, under the same masks."""
-        self._merge()
-        counts = self._counts
-        texts = [self._text[key].decode(errors="ignore") for key in counts["key"].to_list()]
-        return SamplerState(
-            lines=self._lines,
-            left_out=self._left_out,
-            span=list(self._span),
-            workloads=dict(self._workloads),
-            other=self._other,
-            counts=pack_frame(counts.with_columns(pl.Series("text", texts, dtype=pl.String))),
-            smallest=self._distinct.smallest.tobytes(),
-        )
-
-    def resumed(self, state: "SamplerState") -> None:
-        """Goes on where another sampler stopped. Raises BadPayload for a damaged state."""
-        counts = unpack_frame(state.counts)
-        if counts.schema != pl.Schema(_COUNTS | {"text": pl.String}) or len(state.smallest) % 8:
-            raise BadPayload("the state of a sampler is not readable: it has other columns")
-        self._lines, self._left_out, self._other = state.lines, state.left_out, state.other
-        self._span, self._workloads = list(state.span), dict(state.workloads)
-        texts = (text.encode() for text in counts["text"].to_list())
-        self._text = dict(zip(counts["key"].to_list(), texts, strict=True))
-        self._counts = counts.drop("text")
-        self._distinct.smallest = np.frombuffer(state.smallest, dtype=np.uint64)
 
     def _keep(self, keys: list[int], messages: pl.Series) -> None:
         """Keeps messages of new keys until many of them are masked together."""
@@ -210,14 +162,9 @@ class Sampler:
 
     def _tally(self, page: pl.DataFrame) -> None:
         self._lines += page.height
-        times = page["timestamp"].min(), page["timestamp"].max()
-        span = [*self._span, *(t for t in times if isinstance(t, datetime))]
-        self._span = [min(span), max(span)] if span else []
         for name, count in page["workload"].fill_null("").value_counts(sort=True).iter_rows():
             if name in self._workloads or len(self._workloads) < _WORKLOADS:
                 self._workloads[name] = self._workloads.get(name, 0) + count
-            else:
-                self._other += count
 
     def _merge(self) -> None:
         """Masks pending messages, adds pending counts to the sample, and drops patterns past the limit."""
@@ -249,7 +196,6 @@ class Sampler:
         for pattern, text in zip(ids, masked["masked"].to_list(), strict=True):
             if pattern not in self._text:
                 self._text[pattern] = text.encode()[:MAX_TEXT_BYTES]
-        self._distinct.add(masked["pattern_id"].to_numpy())
         self._unmasked, self._unmasked_chars = {}, 0
 
     def _drawn(self, counts: pl.DataFrame) -> pl.DataFrame:
@@ -259,7 +205,7 @@ class Sampler:
         keys = counts["key"].to_numpy()
         weights = counts["count"].to_numpy().astype(np.float64)
         # log of u**(1/w), highest stay; without the logarithm heavy patterns round to 1.
-        priority = np.log(_lots(keys, self.seed)) / np.sqrt(weights)
+        priority = np.log(lots(keys, self.seed)) / np.sqrt(weights)
         by_count = np.lexsort((keys, -priority, -weights))
         sure = by_count[: -(-self.limit // 2)]
         others = by_count[len(sure) :]
@@ -269,15 +215,17 @@ class Sampler:
     def _with_templates(self, chosen: pl.DataFrame) -> pl.DataFrame:
         fresh = Templates(similarity=self._similarity, depth=DEPTH, per_workload=self.limit)
         ids: list[int] = []
-        for stored, masked, severe in chosen.select("template_id", "masked", "severe").iter_rows():
-            if stored is not None:
-                ids.append(UNCLASSIFIED if stored == _NEWEST else stored)
-                continue
-            found = self._known.match(masked, severe=severe)
+        placed: dict[int, int] = {}  # row -> template of the fresh tree, which later rows may widen
+        rows = chosen.select("template_id", "masked", "severe").iter_rows()
+        for row, (stored, masked, severe) in enumerate(rows):
+            found = self._known.match(masked, severe=severe) if stored is None else stored
             if found is None:
-                template, _ = fresh.learn(masked, severe=severe, workload="")
-                found = -template.template_id if template else UNCLASSIFIED
+                found, _ = fresh.place(masked, severe=severe, workload="")
+                placed[row] = found
             ids.append(found)
+        foreign = {number: foreign_id(fresh.template(number)) for number in set(placed.values())}
+        for row, number in placed.items():
+            ids[row] = foreign[number]
         return chosen.with_columns(pl.Series("template_id", ids, dtype=pl.Int64))
 
 
@@ -285,48 +233,32 @@ _COUNTS: Final[dict[str, Any]] = {
     "key": pl.UInt64,
     "count": pl.UInt64,
     "severe": pl.Boolean,
-    "template_id": pl.Int64,  # UNCLASSIFIED as _NEWEST, so that any real id is lower
+    "template_id": pl.Int64,  # null: none, or past the limit of its workload
+    "baseline": pl.Boolean,
     "first_seen": UTC_US,
     "last_seen": UTC_US,
+    "workload": pl.String,  # the first by name
 }
 _ADDED: Final = (
     pl.col("count").sum(),
-    pl.col("severe").any(),
+    # A pattern of a baseline is as severe as it was there, because only that was declared normal.
+    (pl.col("severe") & (pl.col("baseline") | ~pl.col("baseline").any())).any(),
     pl.col("template_id").min(),
+    pl.col("baseline").any(),
     pl.col("first_seen").min(),
     pl.col("last_seen").max(),
+    pl.col("workload").min(),
 )
 
 
-class _Distinct:
-    """Estimates the number of distinct pattern ids from the k smallest ones (Bar-Yossef 2002).
-
-    Pattern ids are hashes, so that they spread evenly over 64 bits.
-    """
-
-    def __init__(self) -> None:
-        self.smallest: npt.NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
-
-    def add(self, ids: npt.NDArray[np.uint64]) -> None:
-        if len(self.smallest) == _SKETCH:
-            ids = ids[ids < self.smallest[-1]]
-        if len(ids):
-            self.smallest = np.union1d(self.smallest, ids)[:_SKETCH]
-
-    def estimate(self) -> int:
-        if len(self.smallest) < _SKETCH:
-            return len(self.smallest)
-        return round((_SKETCH - 1) / ((float(self.smallest[-1]) + 1) / 2**64))
-
-
-def _grouped(page: pl.DataFrame) -> pl.DataFrame:
+def _grouped(page: pl.DataFrame, *, baseline: bool) -> pl.DataFrame:
     """_COUNTS of a page by key, with one message of each."""
     template = pl.col("template_id")
     return (
         page.with_columns(
             pl.coalesce("pattern_id", pl.col("message").fill_null("").hash()).alias("key"),
             pl.col("level").is_in(list(ERROR_LEVELS)).fill_null(value=False).alias("severe"),
-            pl.when(template == UNCLASSIFIED).then(_NEWEST).otherwise(template).alias("template_id"),
+            pl.when(template != UNCLASSIFIED).then(template).alias("template_id"),
         )
         .group_by("key")
         .agg(
@@ -335,21 +267,12 @@ def _grouped(page: pl.DataFrame) -> pl.DataFrame:
             pl.col("template_id").min(),
             pl.col("timestamp").min().alias("first_seen"),
             pl.col("timestamp").max().alias("last_seen"),
+            pl.col("workload").fill_null("").min(),
             pl.col("message").first(),
         )
+        .with_columns(pl.lit(baseline).alias("baseline"))
         .select(*_COUNTS, "message")
     )
-
-
-def _lots(keys: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.float64]:
-    """A uniform number in (0, 1) for each pattern id, always the same (splitmix64, Steele et al. 2014)."""
-    with np.errstate(over="ignore"):
-        z = keys + np.uint64((seed * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15) % 2**64)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z = z ^ (z >> np.uint64(31))
-    lots: npt.NDArray[np.float64] = ((z >> np.uint64(11)).astype(np.float64) + 0.5) / 2**53
-    return lots
 
 
 def read_parquet(sink: ParquetSink, query: Query) -> Iterator[pl.DataFrame]:

@@ -1,9 +1,9 @@
 """From stored lines to a published model, or to a candidate with the reason why it was not published.
 
-stored results --pages--> sample --split--> fit --> bundle --judge--> publish (fenced), or keep as candidate
+baselines, results --pages--> sample --> fit --> bundle --judge--> publish (fenced), or keep it
 
-The query that selects the lines becomes part of the bundle's manifest. Lines sent as a baseline replace the
-results as the source, where each workload has some.
+The query that selects the lines becomes part of the bundle's manifest. A workload with a baseline is learnt
+from it and from none of its results, any other from its results. The manifest says which is which.
 """
 
 import threading
@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,8 +25,6 @@ from pipeline.drain.templates import Template
 from pipeline.errors import (
     BadBundle,
     BadInput,
-    BadPayload,
-    LeaseRefused,
     LiveChanged,
     StaleToken,
     TrainingFailed,
@@ -37,18 +34,14 @@ from pipeline.logs import logger
 from pipeline.marks.marks import Mark, lesson
 from pipeline.models import bundle
 from pipeline.models.registry import Registry
-from pipeline.models.threshold import Mode
-from pipeline.records.batch import Purpose, digest
+from pipeline.records.batch import LearntFrom, Purpose, digest
 from pipeline.records.query import Query
 from pipeline.records.versions import Live, Note
 from pipeline.redis.keys import SHARED
 from pipeline.redis.leases import HeldLease
 from pipeline.settings import Settings
 from pipeline.sinks.choose import kind_of, parquet_of
-from pipeline.store.choose import open_store
 from pipeline.training import judging, sampling
-from pipeline.training.checkpoints import Checkpoints, Place
-from pipeline.training.holdout import HeldOut, split
 from pipeline.watching.sessions import keys as session_keys
 from pipeline.watching.sessions.model import SessionModel
 from pipeline.watching.sessions.model import dump as dump_session_models
@@ -57,7 +50,6 @@ from pipeline.watching.sessions.sampling import SessionSampler
 if TYPE_CHECKING:
     from pipeline.models.fitting import TrainConfig
     from pipeline.training.documents import DocumentReader
-    from pipeline.training.gang_fit import GangFit
 
 # Percent after reading, and after fitting.
 _READ, _FIT = 10.0, 85.0
@@ -67,7 +59,7 @@ _STREAM_PATTERNS = 2_000  # the judge shows some hundreds of them
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredLines:
-    """The source of a training: a query to the store of one purpose."""
+    """A query to the store of one purpose."""
 
     query: Query
     purpose: Purpose
@@ -80,13 +72,13 @@ class StoredLines:
         else:
             yield from self._results()
 
-    def reader(self, place: Place | None = None) -> "DocumentReader":
-        """Of the documents, behind a place."""
+    def reader(self) -> "DocumentReader":
+        """Of the documents."""
         from pipeline.opensearch import client
         from pipeline.training.documents import DocumentReader
 
         opened = client.opensearch_client(self.settings, reading=True)
-        return DocumentReader(opened, self.query, place, zone=self.settings.intake.time_zone)
+        return DocumentReader(opened, self.query, zone=self.settings.intake.time_zone)
 
     def _results(self) -> Iterator[pl.DataFrame]:
         if self.query.store == "parquet":
@@ -97,15 +89,15 @@ class StoredLines:
             client.opensearch_client(self.settings), self.settings, self.query, index=self._index()
         )
 
-    def total(self) -> int:
-        """Roughly how many records there are; 0 where only reading could tell."""
+    def total(self) -> int | None:
+        """Roughly how many records there are; None where only reading could tell."""
         if self.query.documents is not None:
             from pipeline.opensearch import client
             from pipeline.training.documents import count_documents
 
             return count_documents(client.opensearch_client(self.settings, reading=True), self.query)
         if self.query.store == "parquet":
-            return 0
+            return None
         from pipeline.opensearch import client, training
 
         return training.count(
@@ -171,29 +163,16 @@ def none_chosen(request: TrainingRequest, watched: Sequence[str]) -> str:
     )
 
 
-def lines_for(query: Query, settings: Settings) -> StoredLines:
-    """The baseline of these workloads where each of them has one, else the results of all."""
-    baseline = StoredLines(
-        query=replace(query, since=None, until=None), purpose=Purpose.BASELINE, settings=settings
-    )
-    missing = set(query.workloads)
-    for page in baseline.pages():
-        missing -= set(page["workload"].unique())
-        if not missing:
-            return baseline
-    return StoredLines(query=query, purpose=Purpose.SCORE, settings=settings)
-
-
 @dataclass(slots=True, kw_only=True)
 class Training:
     """One training."""
 
     request: TrainingRequest
     status: Status  # that was reported last
-    lines: StoredLines
-    # All lines that the model will answer, where these are more than it learns from. A model that knows less
-    # of them than the live one must not replace it unseen.
-    stream: StoredLines | None = None
+    query: Query  # of the lines to learn from; its span is that of results, for a baseline is of no time
+    # All stored lines that the model will answer, where there are some. A model that knows less of them than
+    # the live one must not replace it unseen.
+    stream: Query | None = None
     masks: MaskSet
     templates: Sequence[Template]
     registry: Registry
@@ -202,11 +181,11 @@ class Training:
     marks: Sequence[Mark] = ()  # of the patterns, as of now
     # Lends a device from the fit on: reading needs none.
     alone: Callable[[], AbstractContextManager[Workplace]] = lambda: nullcontext(Workplace())
-    gang: "GangFit | None" = None  # fits on several devices
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     place: Workplace = field(default_factory=Workplace)
     began: float = field(default_factory=time.monotonic)
     known_normal: frozenset[int] = frozenset()
+    baselines: set[str] = field(default_factory=set)  # workloads that were learnt from one
     marked: int = 0  # patterns of the sample that have a mark
     session_models: Mapping[str, SessionModel] = field(default_factory=dict)  # by workload
 
@@ -217,17 +196,10 @@ class Training:
         SourceUnavailable (the store does not answer).
         """
         sample = yield from self.read()
-        held_out = split(sample.frame, seed=self.settings.train.seed, mode=self.mode)
         recent = yield from self.answered(sample)
-        shared = yield from self.fit_by_gang(sample, held_out)
         with self.alone() as self.place:
-            if not shared:
-                yield from self.fit(sample, held_out)
-            yield from self.judge_and_publish(held_out, recent)
-
-    @property
-    def mode(self) -> Mode:
-        return Mode.BASELINE if self.lines.purpose is Purpose.BASELINE else Mode.SELF
+            yield from self.fit(sample)
+            yield from self.judge_and_publish(sample.frame, recent)
 
     def at(self, **changes: object) -> Status:
         """The next status to report. Raises StaleToken when the lease is lost."""
@@ -244,130 +216,105 @@ class Training:
         """The sample. Raises TrainingFailed when there is nothing to read."""
         yield self.at(state=TrainingState.FETCHING)
         sampler = self._sampler(sampling.MAX_PATTERNS)
-        if self.lines.query.documents is not None:
+        if self.query.documents is not None:
             yield from self._read_documents(sampler)
         else:
-            sessions = self._sessions()
-            for read in _fed(sampler, self.lines, sessions):
-                yield self.at(lines=read.lines, percent=round(_READ * read.share, 1))
-            self.session_models = sessions.learn()
+            yield from self._read_stored(sampler)
         sample = sampler.sample()
         if sample.lines == 0:
-            raise TrainingFailed(_no_lines(self.lines.query, self.clock()))
+            raise TrainingFailed(_no_lines(self.query, self.clock()))
         taught = lesson(sample.frame, self.marks, sample.workloads)
         self.known_normal, self.marked = taught.known_normal, taught.marks
         return replace(sample, frame=taught.frame, left_out=sample.left_out + taught.left_out)
 
-    def _read_documents(self, sampler: sampling.Sampler) -> Iterator[Status]:
-        """Goes on behind the checkpoint of a trainer that died, and writes checkpoints."""
-        checkpoints = self.checkpoints()
-        known = checkpoints.taken_over()
-        if known is not None:
-            try:
-                sampler.resumed(known.sample)
-            except BadPayload as exc:  # a sampler takes a state whole or not at all
-                logger(request=self.status.request_id).warning("training.checkpoint_unread", why=str(exc))
-                known = None
-        reader = self.lines.reader(None if known is None else known.place)
-        begun = 0 if known is None else known.place.documents
-        if known is None or not known.complete:
-            total, reported = self.lines.total(), 0.0
-            for page in reader.pages():
-                sampler.add(page)
-                place = reader.place
-                if place is not None and checkpoints.due:
-                    checkpoints.write(place, sampler.state(), complete=False)
-                if place is not None and time.monotonic() - reported > _SHOW_S:
-                    reported = time.monotonic()
-                    share = min(1.0, place.documents / total) if total else 0.0
-                    yield self.at(lines=place.documents, percent=round(_READ * share, 1))
-            if reader.place is not None:
-                checkpoints.write(reader.place, sampler.state(), complete=True)
-        place = reader.place
-        if place is not None and place.without_message:
-            if place.without_message == place.documents:
-                raise TrainingFailed(reader.without_message())
-            logger().warning("training.without_message", documents=place.without_message, of=place.documents)
-        read = 0 if place is None else place.documents
-        logger(request=self.status.request_id).info("training.documents_read", documents=read, resumed=begun)
+    def _read_stored(self, sampler: sampling.Sampler) -> Iterator[Status]:
+        """The baselines, then the results of the workloads that have none."""
+        sessions = self._sessions()
+        always = replace(self.query, since=None, until=None)
+        for read in _fed(sampler, self._stored(always, Purpose.BASELINE), sessions, seen=self.baselines):
+            yield self.at(lines=read.lines, percent=round(_READ / 2 * read.share, 1))
+        before = sampler.lines
+        rest = tuple(name for name in self.query.workloads if name not in self.baselines)
+        if rest or not self.baselines:
+            for read in _fed(sampler, self._stored(replace(self.query, workloads=rest)), sessions):
+                yield self.at(lines=before + read.lines, percent=round(_READ / 2 * (1 + read.share), 1))
+        self._learn_sessions(sessions)
 
-    def checkpoints(self) -> Checkpoints:
-        """Of the documents that this training reads."""
-        masks, seed = self.masks.version, str(self.settings.train.seed)
-        return Checkpoints(
-            open_store(self.settings.data.store),
-            self.status.request_id,
-            self.request.retry_of,
-            digest(self.lines.query.key, masks, seed),
-        )
+    def _learn_sessions(self, sessions: SessionSampler) -> None:
+        self.session_models = sessions.learn()
+        self.status = replace(self.status, unjudged=tuple(sessions.unjudged))
+
+    def _origin(self, workload: str) -> LearntFrom:
+        """What the lines of a workload were."""
+        if self.query.documents is not None:
+            return LearntFrom.DOCUMENTS
+        return LearntFrom.BASELINE if workload in self.baselines else LearntFrom.RESULTS
+
+    def _stored(self, query: Query, purpose: Purpose = Purpose.SCORE) -> StoredLines:
+        return StoredLines(query=query, purpose=purpose, settings=self.settings)
+
+    def _read_documents(self, sampler: sampling.Sampler) -> Iterator[Status]:
+        lines = self._stored(self.query)
+        reader, total, reported = lines.reader(), lines.total(), 0.0
+        for page in reader.pages():
+            sampler.add(page)
+            if time.monotonic() - reported > _SHOW_S:
+                reported = time.monotonic()
+                share = min(1.0, reader.documents / total) if total else 0.0
+                yield self.at(lines=reader.documents, percent=round(_READ * share, 1))
+        if reader.without_message:
+            if reader.without_message == reader.documents:
+                raise TrainingFailed(reader.explain_missing())
+            logger().warning(
+                "training.without_message", documents=reader.without_message, of=reader.documents
+            )
+        logger(request=self.status.request_id).info("training.documents_read", documents=reader.documents)
 
     def _sessions(self) -> SessionSampler:
         return SessionSampler(
             timeout_s=self.settings.watch.session_timeout_s,
-            spotless=self.mode is not Mode.BASELINE,
             patterns=session_keys.user_patterns(self.settings.watch.session_keys),
         )
 
-    def fit_by_gang(
-        self, sample: sampling.TrainingSample, held_out: HeldOut
-    ) -> Generator[Status, None, bool]:
-        """Fits on several devices where that was asked for; False where they are not to be had: a model from
-        one device is better than none."""
-        if self.gang is None:
-            return False
-        try:
-            yield from self.fit(sample, held_out, by=self.gang)
-        except LeaseRefused as exc:
-            logger(request=self.status.request_id).warning("training.without_gang", why=str(exc))
-            return False
-        return True
+    def fit(self, sample: sampling.TrainingSample) -> Iterator[Status]:
+        """Fits, writes the bundle and brings it into the store; afterwards `status.version` names it.
 
-    def fit(
-        self, sample: sampling.TrainingSample, held_out: HeldOut, *, by: "GangFit | None" = None
-    ) -> Iterator[Status]:
-        """Fits, here or `by` a gang, writes the bundle and brings it into the store; afterwards
-        `status.version` names it.
-
-        Raises StoreUnavailable, and what the gang raises."""
+        Raises StoreUnavailable."""
         with uncollected():
             from pipeline.models import trainer  # torch
 
         yield self.at(
             state=TrainingState.TRAINING,
-            device=self.place.device if by is None else f"{by.devices} devices",
+            device=self.place.device,
             lines=sample.lines,
             patterns=sample.frame.height,
             percent=_READ,
             workloads=sample.workloads,
+            learnt_from={name: self._origin(name) for name in sample.workloads},
         )
         name = digest(self.status.request_id, str(sample.lines), self.masks.version)
         version = self.registry.name(self.held.lease.token, name)
         live = self.registry.current(self.request.model)
-        warm = self._copy_of(live)
         request = trainer.FitRequest(
             tokens=self.masks.tokens,
             mask_version=self.masks.version,
             config=self._config(),
             seed=self.settings.train.seed,
             out=self.registry.path(version),
-            mode=self.mode,
             version=version,
             device=self.place.device,
-            time_budget_s=self.settings.train.seconds,
             alerts_per_day=self.settings.train.alerts_per_day,
             parent=live.version if live else None,
-            warm=warm,
-            held_out=held_out.patterns,
             known_normal=self.known_normal,
             model=self.request.model,
             workloads=tuple(sorted(sample.workloads)),
-            query=self.lines.query.to_json() | {"purpose": self.lines.purpose.value, "marked": self.marked},
+            learnt_from=self.status.learnt_from,
+            query=self.query.to_json() | {"marked": self.marked},
             extra=(
                 {bundle.SEQUENCES: dump_session_models(self.session_models)} if self.session_models else {}
             ),
         )
-        steps = trainer.fit(sample.frame, request) if by is None else by.fit(sample.frame, request)
-        with closing(steps):
+        with closing(trainer.fit(sample.frame, request)) as steps:
             for step in steps:
                 yield self.at(
                     percent=round(_READ + (_FIT - _READ) * step.percent / 100.0, 1),
@@ -392,22 +339,27 @@ class Training:
 
     def answered(self, sample: sampling.TrainingSample) -> Generator[Status, None, pl.DataFrame]:
         """The lines that the model will answer, for the judge: the sample, or `stream` where there is one."""
-        if self.stream is None:
+        if self.stream is None or self._learns(self.stream):
             return sample.frame
         sampler = self._sampler(_STREAM_PATTERNS)
         # Documents have no templates, by which sessions are learnt.
-        sessions = self._sessions() if self.lines.query.documents is not None else None
-        for _ in _fed(sampler, self.stream, sessions):
+        sessions = self._sessions() if self.query.documents is not None else None
+        for _ in _fed(sampler, self._stored(self.stream), sessions):
             yield self.at()
         if sessions is not None:
-            self.session_models = sessions.learn()
+            self._learn_sessions(sessions)
         answered = sampler.sample()
         if not answered.lines:
             return sample.frame
         # Marks answer their patterns before the model is asked.
         return lesson(answered.frame, self.marks, sample.workloads).frame
 
-    def judge_and_publish(self, held_out: HeldOut, recent: pl.DataFrame) -> Iterator[Status]:
+    def _learns(self, stream: Query) -> bool:
+        """Whether all results of the stream are in the sample."""
+        stored = self.query.documents is None and not self.baselines
+        return stored and set(stream.workloads) <= set(self.query.workloads)
+
+    def judge_and_publish(self, sample: pl.DataFrame, recent: pl.DataFrame) -> Iterator[Status]:
         """Judges against the live version, then publishes by compare-and-set.
 
         A pointer that moved meanwhile (a rollback, say) means another live version: the candidate is judged
@@ -417,7 +369,7 @@ class Training:
         candidate = judging.Examinee.load(self.registry.path(version), device=self.place.device)
         while True:
             live = self.registry.current(self.request.model)
-            judgement = judging.judge(candidate, self._examinee(live), held_out, recent)
+            judgement = self._judged(candidate, live, sample, recent)
             figures = msgspec.to_builtins(judgement)
             if not judgement.passed:
                 at = self.clock().isoformat()
@@ -437,6 +389,17 @@ class Training:
             self.status = replace(self.status, state=TrainingState.COMPLETED, percent=100.0, published=True)
             yield self.status
             return
+
+    def _judged(
+        self, candidate: judging.Examinee, live: Live | None, sample: pl.DataFrame, recent: pl.DataFrame
+    ) -> judging.Judgement:
+        """The judgement, which says where there was a live model that could not be asked."""
+        other = self._examinee(live)
+        judgement = judging.judge(candidate, other, sample, recent, seed=self.settings.train.seed)
+        if live is None or other is not None:
+            return judgement
+        unread = f"; the live model {live.version} cannot be read, so it could not serve as a measure"
+        return replace(judgement, reason=judgement.reason + unread)
 
     def _sampler(self, limit: int) -> sampling.Sampler:
         return sampling.Sampler(
@@ -458,16 +421,6 @@ class Training:
         except BadBundle:
             return None
 
-    def _copy_of(self, live: Live | None) -> Path | None:
-        """This machine's copy of the live version, to begin the fit with; None where it cannot be read."""
-        if live is None:
-            return None
-        try:
-            self.registry.manifest(live.version)
-        except BadBundle:
-            return None
-        return self.registry.path(live.version)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Read:
@@ -476,13 +429,21 @@ class _Read:
 
 
 def _fed(
-    sampler: sampling.Sampler, lines: StoredLines, sessions: SessionSampler | None = None
+    sampler: sampling.Sampler,
+    lines: StoredLines,
+    sessions: SessionSampler | None = None,
+    *,
+    seen: set[str] | None = None,
 ) -> Iterator[_Read]:
+    """Reads the lines to their end; `seen` gets the names of their workloads."""
     total, count, reported = lines.total(), 0, 0.0
+    baseline = lines.purpose is Purpose.BASELINE
     for page in lines.pages():
-        sampler.add(page)
+        sampler.add(page, baseline=baseline)
         if sessions is not None:
-            sessions.add(page)
+            sessions.add(page, baseline=baseline)
+        if seen is not None:
+            seen.update(page["workload"].drop_nulls().unique())
         count += page.height
         if time.monotonic() - reported > _SHOW_S:
             reported = time.monotonic()

@@ -1,6 +1,6 @@
-"""The watcher's dependencies, and the failures of a dependency that pass by themselves."""
+"""The watcher's dependencies, and which of their failures pass."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -8,16 +8,23 @@ from typing import Final, Protocol
 import polars as pl
 import redis
 
-from pipeline.errors import Retryable
+from pipeline.errors import BadBundle, BadMask, BadSetting, Retryable
+from pipeline.redis.connection import is_refusal
 from pipeline.watching.incidents.origins import TraceShape
 from pipeline.watching.sessions.follow_ups import FollowUps
 from pipeline.watching.sessions.joint import Places
 from pipeline.watching.sessions.model import SessionVerdict
 
-# Waiting heals these. A round or a sink that raises anything else would raise it for ever.
-TRANSIENT: Final = (Retryable, redis.RedisError, OSError)
 # Polars' panics are no Exceptions.
 ANY_FAILURE: Final = (Exception, pl.exceptions.PanicException)
+_SURROUNDINGS: Final = (Retryable, BadBundle, BadMask, BadSetting, OSError, ImportError)
+
+
+def passes(failure: BaseException) -> bool:
+    """Whether waiting or an operator heals it. A round or a sink would raise anything else for ever."""
+    if isinstance(failure, redis.ResponseError):
+        return is_refusal(failure)
+    return isinstance(failure, (*_SURROUNDINGS, redis.RedisError))
 
 
 class SessionJudge(Protocol):
@@ -47,6 +54,10 @@ class SessionJudge(Protocol):
         """One verdict for each session."""
 
 
+def _nothing_usual(_workload: str) -> Mapping[int, float]:
+    return {}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Callbacks:
     """The watcher's way to models, sinks and marks."""
@@ -56,3 +67,5 @@ class Callbacks:
     store: Callable[[str, str, pl.DataFrame], None]  # (batch id, workload, rows) into every sink
     # (template ids, workload) -> the ids that a user marked as normal.
     normal: Callable[[Sequence[int], str], AbstractSet[int]]
+    # workload -> error-like templates that its training knows, with their lines a day.
+    usual: Callable[[str], Mapping[int, float]] = _nothing_usual

@@ -1,17 +1,19 @@
 """A round's work on incidents: anomalous templates and the round's findings become events of incidents."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
 from pipeline.errors import BadPayload, TooNew
 from pipeline.logs import logger
+from pipeline.watching.callbacks import ANY_FAILURE, passes
 from pipeline.watching.incidents.daily import DailyTemplates
 from pipeline.watching.incidents.live import Incidents
 from pipeline.watching.incidents.origins import TraceShape
 from pipeline.watching.incidents.transitions import incident_transitions
 from pipeline.watching.rows import WatcherFinding
+from pipeline.watching.sessions.keys import JOINT
 from pipeline.watching.state import WatcherState
 from pipeline.watching.verdicts import AHEAD_MS, Familiarity, events_of
 from pipeline.watching.view import Changes, View
@@ -28,6 +30,9 @@ class IncidentRound:
     state: WatcherState
     view: View
     found: Sequence[WatcherFinding]
+    usual: Callable[
+        [str], Mapping[int, float]
+    ]  # workload -> errors a day that its training knows, by template
     shape: TraceShape | None = None  # None: as it was known before
 
     def run(self) -> Changes:
@@ -39,7 +44,7 @@ class IncidentRound:
             changes.incidents_now = self.view.incidents
             return changes
         changes.numbers["incidents_ms"] = self.view.now_ms
-        incidents = self.view.incidents or self._read()
+        incidents = self.view.incidents or self._read(changes)
         if incidents is None:
             return changes
         try:
@@ -49,8 +54,11 @@ class IncidentRound:
             incidents.close(datetime.fromtimestamp(self.view.now_ms / 1000, UTC))
             blob, after = incidents.pack(), incidents.all()
             transitions = incident_transitions(before, after)
-        except Exception:  # noqa: BLE001 - costs these events, not the round's sessions and rates
-            logger().exception("watch.failed")
+        except ANY_FAILURE as exc:  # costs these events, not the round's sessions and rates
+            if passes(exc):
+                raise
+            logger().exception("watch.failed", part="incidents")
+            changes.failed.update(event.workload for event in events)
             return changes
         changes.incidents, changes.incidents_now = blob, incidents
         changes.events = transitions
@@ -58,8 +66,8 @@ class IncidentRound:
         return changes
 
     def _familiar(self, changes: Changes) -> dict[tuple[str, int], Familiarity]:
-        """The anomalous templates (batch id, template) of this round that come every day, or with a new
-        version; notes the days and the starts of this round."""
+        """The anomalous templates (batch id, template) of this round that come as often as usual, or with a
+        new version; notes the days and the starts of this round."""
         starting = self.state.starting({i for one in self.view.observed for i in one.rates["template_id"]})
         observed = [
             one
@@ -67,7 +75,8 @@ class IncidentRound:
             if one.anomalies or not starting.isdisjoint(one.rates["template_id"])
         ]
         blobs = self.state.daily(sorted({one.workload for one in observed}))
-        pasts = {one.workload: _unpack_daily(one.workload, blobs.get(one.workload)) for one in observed}
+        pasts = {one: self._daily(changes, one, blobs.get(one)) for one in {one.workload for one in observed}}
+        usual = {workload: self.usual(workload) for workload in pasts}
         found: dict[tuple[str, int], Familiarity] = {}
         for one in observed:
             past, latest_ms = pasts[one.workload], one.accepted_ms + AHEAD_MS
@@ -85,10 +94,12 @@ class IncidentRound:
                 template_id, at_ms = row["template_id"], row["first"]
                 if at_ms > latest_ms:  # of a broken clock
                     continue
-                if past.note(template_id, at_ms, min(row["last"], latest_ms)):
-                    changes.daily[one.workload] = b""
+                at_its_hour = past.at_its_hour(template_id, at_ms)
+                past.note(template_id, at_ms, min(row["last"], latest_ms), row["n"])
+                changes.daily[one.workload] = b""
                 severe, marked = row["severity"] == SEVERE, row["score"] >= MARKED_SCORE
-                if severe and not row["new"] and not marked and past.is_usual(template_id, at_ms):
+                per_day = usual[one.workload].get(template_id, 0.0)
+                if severe and not marked and at_its_hour and past.is_usual(template_id, at_ms, per_day):
                     found[one.batch_id, template_id] = Familiarity.EVERY_DAY
                 elif not severe and row["new"] and not marked and past.starts.just_before(at_ms):
                     found[one.batch_id, template_id] = Familiarity.NEW_VERSION
@@ -96,21 +107,22 @@ class IncidentRound:
             changes.daily[workload] = pasts[workload].pack()
         return found
 
-    def _read(self) -> Incidents | None:
+    def _read(self, changes: Changes) -> Incidents | None:
         """None where a newer build has written them."""
         try:
             return Incidents.unpack(self.state.incidents())
         except BadPayload as exc:
             logger().warning("watch.damaged", what="incidents", why=str(exc))
+            changes.failed[JOINT] += 1
             return Incidents()
         except TooNew as exc:
             logger().warning("watch.left_alone", what="incidents", why=str(exc))
             return None
 
-
-def _unpack_daily(workload: str, blob: bytes | None) -> DailyTemplates:
-    try:
-        return DailyTemplates.unpack(blob)
-    except BadPayload as exc:
-        logger(workload=workload).warning("watch.damaged", what="daily templates", why=str(exc))
-        return DailyTemplates()
+    def _daily(self, changes: Changes, workload: str, blob: bytes | None) -> DailyTemplates:
+        try:
+            return DailyTemplates.unpack(blob)
+        except BadPayload as exc:
+            logger(workload=workload).warning("watch.damaged", what="daily templates", why=str(exc))
+            changes.failed[workload] += 1
+            return DailyTemplates()

@@ -21,6 +21,7 @@ from pipeline.errors import BadPayload
 from pipeline.records.batch import Purpose
 from pipeline.records.columns import Parts, gathered, heights_of, numbers_of
 from pipeline.records.delivery import Claim
+from pipeline.records.news import is_news
 from pipeline.records.verdict import UNCLASSIFIED
 from pipeline.records.wire import Codec
 from pipeline.watching.anomalies import ANOMALIES, ANOMALY_COLUMNS, anomaly_tables
@@ -40,7 +41,7 @@ RATES: Final = Schema(
 EVENTS: Final = Schema(
     {
         "session": pl.String,  # a key as `find_keys` writes it; a record has an event of each of its keys
-        "at": pl.Int64,  # event time, milliseconds since the epoch
+        "at": pl.Int64,  # event time, or that of arrival without one: milliseconds since the epoch
         "line": pl.UInt64,
         "template_id": pl.Int64,
     }
@@ -82,6 +83,7 @@ class _ObservationWire(msgspec.Struct, frozen=True, array_like=True, kw_only=Tru
     events: bytes
     anomalies: bytes
     values: bytes = b""
+    beyond: int = 0
 
 
 # The watcher cannot wait for a newer build to read an observation, so a newer version counts as damage.
@@ -104,6 +106,7 @@ class Observation:
     events: ObservedTable
     anomalies: ObservedTable
     values: ObservedTable = _NO_VALUES
+    beyond: int = 0  # events past MAX_EVENTS, which it leaves out
 
     @property
     def rows(self) -> int:
@@ -125,6 +128,7 @@ class Observation:
                 events=self.events.pack(),
                 anomalies=self.anomalies.pack(),
                 values=self.values.pack(),
+                beyond=self.beyond,
             )
         )
 
@@ -193,6 +197,7 @@ def _observation(
 ) -> Observation | None:
     if not (rates or events or anomalies):
         return None
+    beyond = max(0, events.height - MAX_EVENTS)
     lane = Lane.BACKFILL if claim.backfill else Lane.FRESH
     return Observation(
         batch_id=claim.batch_id,
@@ -204,9 +209,10 @@ def _observation(
         accepted_ms=claim.accepted_ms,
         newest_ms=newest_ms,
         rates=rates,
-        events=events,
+        events=events.slice(0, MAX_EVENTS) if beyond else events,
         anomalies=anomalies,
         values=values,
+        beyond=beyond,
     )
 
 
@@ -220,7 +226,7 @@ class _Counted:
     slot: Ints
     template: Ints
     rated: Flags  # rows that count in rates
-    timed: Flags  # rows whose time is that of an event
+    placed: Flags  # rows with a time, be it that of arrival
     anomalous: Flags  # rows with a time that are
     # Of each workload:
     scored: Flags  # each row has a score
@@ -235,13 +241,16 @@ class _Counted:
         whole = at.is_not_null() & (pl.col("lines") > 0)
         columns = rows.select(
             at.fill_null(0).alias("at"),
+            whole.alias("placed"),
             (pl.col("timed").fill_null(value=True) & whole).alias("timed"),
             pl.col("template_id").fill_null(UNCLASSIFIED).alias("template"),
             pl.col("score").is_not_null().alias("scored"),
             (pl.col("anomalous").fill_null(value=False) & whole).alias("anomalous"),
             (source != pl.lit(rows["source"][starts][of])).fill_null(value=False).alias("packed"),
         )
-        at_us, timed, template, scored, anomalous, packed = (one.to_numpy() for one in columns.get_columns())
+        at_us, placed, timed, template, scored, anomalous, packed = (
+            one.to_numpy() for one in columns.get_columns()
+        )
         return cls(
             of=of,
             starts=starts,
@@ -250,7 +259,7 @@ class _Counted:
             template=template,
             # A rate of arrival times is that of the reader.
             rated=timed & (template != UNCLASSIFIED),
-            timed=timed,
+            placed=placed,
             anomalous=anomalous,
             scored=np.logical_and.reduceat(scored, starts),
             packed=np.logical_or.reduceat(packed, starts),
@@ -274,8 +283,9 @@ def _rates(counted: _Counted, first_time: Flags, workloads: int) -> list[Observe
 
 
 def _anomalies(rows: pl.DataFrame, counted: _Counted, judged: Flags) -> dict[int, ObservedTable]:
-    """ANOMALIES of each workload."""
+    """ANOMALIES of each workload. News opens no incident."""
     found = np.flatnonzero(counted.anomalous & judged)
+    found = found[~pl.DataFrame([rows["reasons"][found]]).select(is_news()).to_series().to_numpy()]
     if not found.size:
         return {}
     anomalous = pl.DataFrame([rows[name][found] for name in ANOMALY_COLUMNS])
@@ -297,8 +307,8 @@ def _events(
     heights: Sequence[int],
 ) -> dict[int, ObservedTable]:
     """EVENTS of each workload."""
-    # A session's begin, end and gaps are times of its records.
-    wanted = np.flatnonzero(counted.timed & judged)
+    # Lines without a time have that of their arrival: their sessions are followed in the order of lines.
+    wanted = np.flatnonzero(counted.placed & judged)
     keys = _keys(sessions, heights)
     if not wanted.size or keys.null_count() == keys.len():
         return {}
@@ -317,7 +327,7 @@ def _events(
         .drop_nulls("session")
         .collect()
     )
-    return _by_number(EVENTS, found, MAX_EVENTS)
+    return _by_number(EVENTS, found)
 
 
 def _keys(sessions: Sequence[pl.Series | None], heights: Sequence[int]) -> pl.Series:
@@ -330,8 +340,8 @@ def _keys(sessions: Sequence[pl.Series | None], heights: Sequence[int]) -> pl.Se
     return pl.concat([unknown.new_from_index(0, height) if keys is None else keys for keys, height in each])
 
 
-def _by_number(schema: Schema, found: pl.DataFrame, most: int) -> dict[int, ObservedTable]:
-    """The rows of each workload, whose rows are neighbours, and at most so many."""
+def _by_number(schema: Schema, found: pl.DataFrame) -> dict[int, ObservedTable]:
+    """The rows of each workload, whose rows are neighbours."""
     numbers, starts = np.unique(found["of"].to_numpy(), return_index=True)
     bounds = itertools.pairwise([*starts.tolist(), found.height])
     table = ObservedTable.of(schema, found)
@@ -340,6 +350,5 @@ def _by_number(schema: Schema, found: pl.DataFrame, most: int) -> dict[int, Obse
             schema, table.columns
         )  # a slice of a frame is a query, and its lists are asked for
     return {
-        number: table.slice(begin, min(end, begin + most))
-        for number, (begin, end) in zip(numbers.tolist(), bounds, strict=True)
+        number: table.slice(begin, end) for number, (begin, end) in zip(numbers.tolist(), bounds, strict=True)
     }

@@ -4,20 +4,22 @@ complete."""
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from pipeline.errors import BadPayload
 from pipeline.logs import logger
 from pipeline.records.batch import Purpose
-from pipeline.watching.callbacks import ANY_FAILURE
+from pipeline.watching.callbacks import ANY_FAILURE, passes
 from pipeline.watching.numbers.alarms import NumberAlarm
 from pipeline.watching.numbers.numbers import Numbers
 from pipeline.watching.observation import Lane
 from pipeline.watching.rates.minute_counts import MinuteCounts
-from pipeline.watching.rates.rates import Alarm, Rates
+from pipeline.watching.rates.rates import Alarm, GoesOn, Rates
 from pipeline.watching.state import WatcherState
 from pipeline.watching.verdicts import of_alarm, of_numbers
-from pipeline.watching.view import Changes, View
+from pipeline.watching.view import Changes, Spare, View
+
+T = TypeVar("T")
 
 MAX_RATED: Final = 50  # workloads of one round: some of their states have 100 KiB
 MAX_WORKLOADS: Final = 10_000
@@ -28,14 +30,17 @@ FORGET_MS: Final = 30 * 86_400_000  # after so long without a line a workload is
 @dataclass(slots=True, kw_only=True)
 class RateRound:
     """The work of one round on rates, of `budget_s` at most. `old_s`: the same for workloads that are not
-    live, whose minutes can wait. `end`: nothing more comes, all minutes count."""
+    live, whose minutes can wait. `finite`: an end will come. `end`: nothing more comes, all minutes count.
+    `spare`: WAITING drops the counts of the workloads that are due."""
 
     state: WatcherState
     view: View
     clock: Callable[[], float]  # seconds
     budget_s: float
     old_s: float
+    finite: bool
     end: bool
+    spare: Spare = Spare.NOTHING
     changes: Changes = field(default_factory=Changes)
 
     def run(self) -> Changes:
@@ -60,17 +65,23 @@ class RateRound:
                 changes.more = True
                 continue
             changes.minute_counts[workload] = counts
-            rates = _unpack(workload, states.get(workload))
+            waiting = counts.lines
+            if self.spare is Spare.WAITING:
+                self._give_up(workload, counts, waiting)
+                continue
+            rates = self._readable("rates", Rates.unpack, workload, states.get(workload))
             try:
-                found = counts.judge(rates, now_ms // 60_000, end=self.end, goes_on=goes_on)
+                found = self._rates(counts, rates, now_ms // 60_000, goes_on)
                 alarms += [(workload, alarm) for alarm in found]
                 blob = changes.rates[workload] = rates.pack()
-                found_numbers = self._numbers(workload, counts, distributions.get(workload))
+                found_numbers = self._numbers(workload, counts, rates, distributions.get(workload))
                 shifts += [(workload, shift) for shift in found_numbers]
                 counts.size = len(blob) + counts.numbers_size
-            except ANY_FAILURE:  # costs the counts of this workload's minutes, not those of other workloads
-                logger(workload=workload).exception("watch.failed")
-                counts.forget()
+            except ANY_FAILURE as exc:  # costs this workload's minutes, not those of other workloads
+                if passes(exc):
+                    raise
+                logger(workload=workload).exception("watch.failed", part="rates")
+                self._give_up(workload, counts, waiting)
             changes.more |= counts.behind or self._ends(counts)
         self._forget()
         named = [*(alarm.template_id for _, alarm in alarms), *(alarm.template_id for _, alarm in shifts)]
@@ -79,20 +90,49 @@ class RateRound:
         changes.found += [of_numbers(workload, alarm, texts) for workload, alarm in shifts]
         return changes
 
+    def _give_up(self, workload: str, counts: MinuteCounts, lines: int) -> None:
+        counts.forget()
+        self.changes.failed[workload] += lines
+
     def _goes_on(self, until: float) -> bool:
         return self.clock() < until
 
-    def _numbers(self, workload: str, counts: MinuteCounts, blob: bytes | None) -> list[NumberAlarm]:
+    def _rates(self, counts: MinuteCounts, rates: Rates, minute: int, goes_on: GoesOn) -> list[Alarm]:
+        """Judge the lines of complete minutes."""
+        late, out_of_range = rates.late, rates.out_of_range
+        alarms = counts.judge(rates, minute, finite=self.finite, end=self.end, goes_on=goes_on)
+        counts.left_out.late += rates.late - late
+        counts.left_out.out_of_range += rates.out_of_range - out_of_range
+        return alarms
+
+    def _numbers(
+        self, workload: str, counts: MinuteCounts, rates: Rates, blob: bytes | None
+    ) -> list[NumberAlarm]:
         """Judge the values of complete minutes."""
-        learnt, judged = counts.complete_values(counts.last_round, end=self.end)
+        learnt, judged = counts.complete_values(
+            counts.last_round, finite=self.finite, end=self.end, undecided=rates.undecided
+        )
         if not learnt and not judged:
             return []
-        numbers = _unpack_numbers(workload, blob)
+        numbers = self._readable("numbers", Numbers.unpack, workload, blob)
+        without = numbers.without
         numbers.step(learnt.items(), judged=False)
         alarms = numbers.step(judged.items(), judged=True)
+        counts.left_out.values += round(numbers.without - without)
         packed = self.changes.distributions[workload] = numbers.pack()
         counts.numbers_size = len(packed)
         return alarms
+
+    def _readable(
+        self, what: str, unpack: Callable[[bytes | None], T], workload: str, blob: bytes | None
+    ) -> T:
+        """A new state in place of a damaged one."""
+        try:
+            return unpack(blob)
+        except BadPayload as exc:
+            logger(workload=workload).warning("watch.damaged", what=what, why=str(exc))
+            self.changes.failed[workload] += 1
+            return unpack(None)
 
     def _count(self, minute: int) -> list[str]:
         """Count the lines of this round's observations; returns the workloads whose rates are due."""
@@ -125,24 +165,10 @@ class RateRound:
         while room < 0:
             room += all_counts[oldest[surplus]].size
             surplus += 1
+        if lost := len(set(oldest[:surplus]) - expired):
+            changes.grown["workloads"] = lost
         changes.forgotten = sorted(expired.union(oldest[:surplus]))
         for name in changes.forgotten:
             changes.minute_counts.pop(name, None)
             changes.rates.pop(name, None)
             changes.distributions.pop(name, None)
-
-
-def _unpack_numbers(workload: str, blob: bytes | None) -> Numbers:
-    try:
-        return Numbers.unpack(blob)
-    except BadPayload as exc:
-        logger(workload=workload).warning("watch.damaged", what="numbers", why=str(exc))
-        return Numbers.unpack(None)
-
-
-def _unpack(workload: str, blob: bytes | None) -> Rates:
-    try:
-        return Rates.unpack(blob)
-    except BadPayload as exc:
-        logger(workload=workload).warning("watch.damaged", what="rates", why=str(exc))
-        return Rates.unpack(None)

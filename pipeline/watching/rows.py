@@ -41,6 +41,7 @@ class WatcherFinding:
     p_value: float
     version: str  # model version of the verdict, "" for none
     line: int = 0  # of its begin in the source, 0 for none
+    timed: bool = True  # false: `at` is a time of arrival
 
     @property
     def kind(self) -> str:
@@ -48,8 +49,12 @@ class WatcherFinding:
         return self.reasons[0].partition(":")[0] if self.reasons else self.source.removeprefix(OURS)
 
 
-def finding_rows(found: Sequence[WatcherFinding]) -> list[tuple[str, str, pl.DataFrame]]:
-    """(batch id, workload, RESULT_SCHEMA rows) per workload and source; batch ids derive from rows."""
+# (batch id, workload, RESULT_SCHEMA rows)
+FoundRows = tuple[str, str, pl.DataFrame]
+
+
+def finding_rows(found: Sequence[WatcherFinding]) -> list[FoundRows]:
+    """Rows per workload and source; batch ids derive from rows."""
     groups: dict[tuple[str, str], list[WatcherFinding]] = {}
     for item in capped(found):
         groups.setdefault((item.workload, item.source), []).append(item)
@@ -104,7 +109,7 @@ def _row(item: WatcherFinding) -> dict[str, Any]:
         "line": item.line,
         "lines": 0,
         "timestamp": item.at,
-        "timed": True,
+        "timed": item.timed,
         "workload": item.workload,
         "level": LEVEL,
         "message": item.message,

@@ -16,7 +16,7 @@ from typing import Final
 
 from pipeline.logs import logger
 from pipeline.settings import Settings
-from pipeline.watching.callbacks import ANY_FAILURE, TRANSIENT, Callbacks, SessionJudge
+from pipeline.watching.callbacks import ANY_FAILURE, Callbacks, SessionJudge, passes
 from pipeline.watching.rows import WatcherFinding
 from pipeline.watching.sessions.follow_ups import Missing
 from pipeline.watching.sessions.growing import GRACE_S, BatchEvents, GrowingSession, batch_events
@@ -36,7 +36,7 @@ from pipeline.watching.sessions.open_sessions import OpenSession, Segment, sessi
 from pipeline.watching.state import LANES, WatcherState
 from pipeline.watching.time_budget import AdaptiveBudget
 from pipeline.watching.verdicts import holds_unfinished, named_in, of_session
-from pipeline.watching.view import LOST, UNKEPT, Changes, View
+from pipeline.watching.view import LOST, UNKEPT, Changes, Spare, View
 
 # Open sessions, and pasts of sessions with gaps; the longest idle one is closed first.
 MAX_OPEN: Final = 100_000
@@ -47,6 +47,7 @@ MAX_OPEN_EVENTS: Final = 2_000_000  # In all open sessions: some 20 MiB in Redis
 MAX_HISTORY_EVENTS: Final = 2_000_000  # In all histories.
 # Models whose events are noted as not collected; each round reads all of these times.
 MAX_UNKEPT: Final = 2_000
+MAX_FAILURES: Final = 32  # of the sessions of a model in a round; beyond, the rest counts as failed
 _NEVER_MS: Final = 1 << 52  # Later than every time, and exact as a score of a sorted set.
 _GRACE_MS: Final = round(GRACE_S * 1000)
 
@@ -69,7 +70,8 @@ class SessionLimits:
 
 @dataclass(slots=True, kw_only=True)
 class SessionRound:
-    """The work of one round on sessions. `end`: nothing more will come, so every session closes."""
+    """The work of one round on sessions. `end`: nothing more will come, so every session closes. `spare`:
+    WAITING ends the sessions that are due without a verdict."""
 
     state: WatcherState
     callbacks: Callbacks
@@ -77,6 +79,7 @@ class SessionRound:
     view: View
     budget: AdaptiveBudget
     end: bool
+    spare: Spare = Spare.NOTHING
     changes: Changes = field(default_factory=Changes)
     open: int = 0  # sessions
     events: int = 0  # in open sessions
@@ -84,13 +87,19 @@ class SessionRound:
     models: dict[tuple[str, str], tuple[str, SessionJudge] | None] = field(default_factory=dict)
     # Of workload and kind: as of `_ends`, but for traces that are judged as parts.
     ends: dict[tuple[str, str], tuple[frozenset[int], bool]] = field(default_factory=dict)
+    early: set[str] = field(default_factory=set)  # judged sessions that closed before their time
     # Traces of which parts are reported, with the workloads of those.
     reported: dict[str, set[str]] = field(default_factory=dict)
 
     def run(self) -> Changes:
         """Raises RedisUnavailable, ModelUnavailable."""
-        closed = self._close(self._add_events())
+        touched = self._add_events()
+        if self.spare is Spare.WAITING:
+            self._give_up_due(touched)
+            return self.changes
+        closed, early = self._close(touched)
         parts = {name: self._parts(session) for name, session in closed.items()}
+        closed = self._closed_early(closed, early, parts)
         judged = [part for of_session in parts.values() for part in of_session]
         histories = self.state.histories(judged) if self.view.histories else {}
         closed = self._within_budget(closed, parts, histories)
@@ -117,6 +126,7 @@ class SessionRound:
         found: dict[str, list[BatchEvents]] = {}
         beginnings: dict[tuple[str, str], str | None] = {}
         for observation in self.view.observed:
+            self.changes.cut[observation.workload] += observation.beyond
             by_head: dict[str, str | None] = {}  # by the text before the separator
             for entry, events in batch_events(observation).items():
                 head, separator, _ = entry.partition(SEPARATOR)
@@ -130,17 +140,23 @@ class SessionRound:
                 if beginning is not None:
                     found.setdefault(beginning + entry, []).append(events)
         unkept = dict.fromkeys(
-            UNKEPT + model_name(name, kind)
+            model_name(name, kind)
             for (workload, kind), beginning in beginnings.items()
             if beginning is None
             for name in ([workload, JOINT] if kind in JOINED else [workload])
         )
-        noted = {UNKEPT + name for name in self.view.unkept_ms}
-        for name in unkept:
-            if name in noted or len(noted) < MAX_UNKEPT:
-                noted.add(name)
-                self.changes.numbers[name] = self.view.now_ms
+        self._note_unkept(unkept)
         return found
+
+    def _note_unkept(self, models: Iterable[str]) -> None:
+        """Events of sessions of these models are not collected."""
+        noted = {UNKEPT + name for name in self.view.unkept_ms}
+        noted |= {name for name in self.changes.numbers if name.startswith(UNKEPT)}
+        for name in models:
+            field_name = UNKEPT + name
+            if field_name in noted or len(noted) < MAX_UNKEPT:
+                noted.add(field_name)
+                self.changes.numbers[field_name] = self.view.now_ms
 
     def _beginning(self, workload: str, kind: str) -> str | None:
         """What the names of the sessions begin with of which such keys tell; None where no model judges
@@ -156,6 +172,7 @@ class SessionRound:
         touched = self.state.growing(list(pieces), self.view.sessions)
         self.open = self.view.open + len(pieces) - len(touched)
         self.events = self.view.events
+        cut = self.changes.cut
         for name, of_batches in pieces.items():
             session = touched.get(name)
             if session is None:
@@ -163,7 +180,9 @@ class SessionRound:
                 kind, key = kind_and_key(entry)
                 session = touched[name] = GrowingSession(workload=workload, kind=kind, key=key)
             for piece in of_batches:
-                self.events += session.add(piece)
+                added = session.add(piece)
+                self.events += added
+                cut[piece.observation.workload] += len(piece.at_ms) - added
             ends, joint = self._ends(session)
             session.wire.ended = bool(ends) and session.ends_with(ends, joint=joint)
         return touched
@@ -182,16 +201,18 @@ class SessionRound:
             known = self.ends[of] = ends, session.workload == JOINT
         return known
 
-    def _close(self, touched: Mapping[str, GrowingSession]) -> dict[str, OpenSession]:
-        """The sessions that close in this round, by name."""
+    def _close(self, touched: Mapping[str, GrowingSession]) -> tuple[dict[str, OpenSession], set[str]]:
+        """The sessions that close in this round, by name, and those of them that close before their time, for
+        want of room."""
         changes, limits = self.changes, self.limits
         limit = self.budget.of(MAX_CLOSED)
         names = self._due(limit)
         changes.more = len(names) >= limit
         too_many_events = math.ceil(self.open * (1 - MAX_OPEN_EVENTS / max(1, self.events)))
-        surplus = max(self.open - limits.max_open, too_many_events)
+        surplus, early = max(self.open - limits.max_open, too_many_events), set[str]()
         if surplus > len(names):
-            names = self.state.longest_idle(surplus)
+            due, names = set(names), self.state.longest_idle(surplus)
+            early = set() if self.end else set(names) - due
         # A session with new events goes on, whenever it was due; at the end all sessions close.
         closed = self.state.whole(
             self.state.growing([name for name in names if name not in touched], self.view.sessions)
@@ -204,7 +225,7 @@ class SessionRound:
             changes.sessions = {name: (s, s.due_ms(limits.open_ms)) for name, s in touched.items()}
         self.events -= sum(len(session.at_ms) for session in closed.values())
         changes.numbers["events"] = max(0, self.events) if self.open > len(changes.over) else 0
-        return closed
+        return closed, early
 
     def _due(self, limit: int) -> list[str]:
         if self.end:
@@ -214,6 +235,34 @@ class SessionRound:
         # A batch in flight may have events of every session that was open when it was accepted.
         in_flight = {lane: self.view.in_flight.get(lane, _NEVER_MS) + _GRACE_MS for lane in LANES}
         return self.state.due({lane: min(self.view.now_ms, in_flight[lane]) for lane in LANES}, limit)
+
+    def _closed_early(
+        self,
+        closed: Mapping[str, OpenSession],
+        early: set[str],
+        parts: Mapping[str, Mapping[str, OpenSession]],
+    ) -> dict[str, OpenSession]:
+        """The closed sessions that are judged. One that closed early may have more events. While some were
+        not read it gets no verdict, and otherwise nothing that is missing counts. What comes later lacks its
+        beginning."""
+        for name in early & closed.keys():
+            for part, one in parts[name].items():
+                model = self._model(one.workload, one.kind)
+                if self.view.more or model is None or not model[1].stateful:
+                    self._note_unkept([_model_of(part)])
+                    self.changes.forgotten_histories.add(part)
+                if one.workload != JOINT:
+                    self.changes.cut[one.workload] += len(one.at_ms)
+            self.early |= parts[name].keys()
+        return {name: one for name, one in closed.items() if not (self.view.more and name in early)}
+
+    def _give_up_due(self, touched: Mapping[str, GrowingSession]) -> None:
+        names = set(self._due(self.budget.of(MAX_CLOSED))) - set(touched)
+        self.changes.over = names
+        self.changes.sessions = {name: (s, s.due_ms(self.limits.open_ms)) for name, s in touched.items()}
+        self.changes.numbers["events"] = max(0, self.events) if self.open > len(names) else 0
+        for name in names:
+            self.changes.failed[split_name(name)[0]] += 1
 
     def _within_budget(
         self,
@@ -239,8 +288,8 @@ class SessionRound:
         return judged
 
     def _judge_all(self, closed: Mapping[str, OpenSession], histories: Mapping[str, SessionHistory]) -> None:
-        """Judge sessions by their live models, traces as wholes last. A failure costs the verdicts of one
-        model."""
+        """Judge sessions by their live models, traces as wholes last. A failure costs the verdicts of the
+        sessions that fail."""
         by_model: dict[str, dict[str, OpenSession]] = {}
         for name, session in closed.items():
             by_model.setdefault(model_name(session.workload, session.kind), {})[name] = session
@@ -251,12 +300,35 @@ class SessionRound:
                 self.changes.numbers[LOST + of] = self.view.now_ms
             if live is None:
                 continue
+            self._judge_each(of, live, sessions, histories)
+
+    def _judge_each(
+        self,
+        of: str,
+        live: tuple[str, SessionJudge],
+        sessions: Mapping[str, OpenSession],
+        histories: Mapping[str, SessionHistory],
+    ) -> None:
+        """Judge together, and by halves where that fails, until only those that fail are left."""
+        groups, failures = [sessions], 0
+        while groups:
+            group = groups.pop()
             try:
-                self.changes.merge(self._judge(of, *live, sessions, histories))
-            except TRANSIENT:
-                raise
-            except ANY_FAILURE:
-                logger(workload=split_model_name(of)[0], version=live[0]).exception("watch.failed")
+                self.changes.merge(self._judge(of, *live, group, histories))
+            except ANY_FAILURE as exc:
+                if passes(exc):
+                    raise
+                failures += 1
+                if failures == 1:
+                    logger(workload=split_model_name(of)[0], version=live[0]).exception("watch.failed")
+                if len(group) > 1 and failures <= MAX_FAILURES:
+                    names = list(group)
+                    halves = names[: len(names) // 2], names[len(names) // 2 :]
+                    groups += [{name: group[name] for name in half} for half in halves]
+                    continue
+                for session in group.values():
+                    origins = [name for name, _ in session.origins] if session.workload == JOINT else []
+                    self.changes.failed[next(iter(origins), session.workload)] += len(session.at_ms)
 
     def _judge(
         self,
@@ -288,7 +360,8 @@ class SessionRound:
             for segment in segments:
                 reported = reported if segment.history else ()
                 verdict = next(verdicts)
-                complete = not segment.partial and segment.at_ms[-1] <= complete_ms
+                ended = not segment.timed or segment.at_ms[-1] <= complete_ms
+                complete = ended and not segment.partial and name not in self.early
                 if complete:
                     missing = self._missing(model, segment)
                     verdict = with_missing(verdict, missing, first=bool(segment.places))
@@ -307,6 +380,8 @@ class SessionRound:
         return changes
 
     def _missing(self, model: SessionJudge, segment: Segment) -> list[Missing]:
+        if not segment.timed:  # times of arrival tell nothing of what is late
+            return []
         return model.follow_ups.missing(segment.templates, segment.at_ms, waited_ms=self.limits.timeout_ms)
 
     def _in_words(
@@ -315,16 +390,18 @@ class SessionRound:
         """The findings; of a trace as a whole only for a workload in which no part of it is reported."""
         names = [EventNames({}, {**learnt, **segment.places}) for segment, _, _ in wrong]
         named = [named_in(segment, verdict) for segment, verdict, _ in wrong]
-        texts = self.state.texts(
+        templates = (
             name.template(event) for name, events in zip(names, named, strict=True) for event in events
         )
-        found = []
+        texts = self.state.texts(template for template in templates if template is not None)
+        found, told = [], dict[str, set[str]]()
         for (segment, verdict, entry), name in zip(wrong, names, strict=True):
             finding = of_session(segment, verdict, version, replace(name, texts=texts))
-            workloads = self.reported.setdefault(entry, set())
+            workloads = told.setdefault(entry, set(self.reported.get(entry, ())))
             if not segment.places or finding.workload not in workloads:
                 found.append(finding)
             workloads.add(finding.workload)
+        self.reported |= told
         return found
 
     def _incomplete_until_ms(self, of: str, *, stateful: bool) -> int:

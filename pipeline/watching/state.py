@@ -19,6 +19,7 @@ import redis
 
 from pipeline.drain.templates import unpack_template
 from pipeline.errors import BadPayload, TooNew
+from pipeline.ledger.in_flight import BACKFILL, FRESH, RESCORED, OldestInFlight
 from pipeline.logs import logger
 from pipeline.records.schema import pack_frame, unpack_frame
 from pipeline.records.wire import Codec
@@ -42,8 +43,7 @@ T = TypeVar("T")
 V = TypeVar("V", int, bytes)
 
 LANES: Final = tuple(Lane)
-# Batches in flight that a snapshot reads, those due first, as they wait longest. Reading one takes 15 us.
-MAX_IN_FLIGHT: Final = 2_000
+_LANE_OF: Final = {FRESH: Lane.FRESH, BACKFILL: Lane.BACKFILL, RESCORED: Lane.RESCORED}
 # Of the observations of a round, the first of them apart: as many as 16 large batches have. A row of rates
 # takes the watcher 1 us. An event of a session takes more, and has a bound of its own.
 MAX_ROWS: Final = 50_000
@@ -57,7 +57,7 @@ _EVENT_BYTES: Final = 12
 MOST_STARTING: Final = 100_000  # templates of which a process knows whether they are of a start
 _KEYS: Final = (
     "observations", "", "sessions", "pulses", "rates", "incidents", "outbox", "pasts", "past_due",
-    "numbers", "daily",
+    "numbers", "daily", "left_out",
 )  # fmt: skip
 
 
@@ -84,11 +84,13 @@ class RoundWire(msgspec.Struct, frozen=True, kw_only=True):
     rates: list[str | bytes]
     distributions: list[str | bytes]
     daily: list[str | bytes]
+    left_out: list[str | bytes]
     forgotten: list[str]  # workloads
     forgotten_times: list[str]  # fields of `watching` that are theirs
     events: list[tuple[str, str, str]]  # (type, subject, JSON) for others to follow
     rows: list[bytes]
     numbers: list[str | int]  # fields of `watching` and their values by turns
+    grown: list[str | int]  # fields of `watching` and what to add to them by turns
 
 
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -109,6 +111,8 @@ class WatcherState:
         self.client = client
         self.keys = Keys(settings.redis.key_prefix)
         self.scripts = Scripts(client)
+        self.batches = OldestInFlight(client, self.keys)
+        self.damaged = 0  # observations and states of the last snapshot and since that nobody can read
         self._starting: dict[int, bool] = {}  # whether the template is one of a start
         self._memory: RoundMemory | None = None
 
@@ -117,6 +121,7 @@ class WatcherState:
         anomalies, or more than about MAX_BYTES, at least one."""
         k = self.keys
         memory, self._memory = self._memory, None
+        self.damaged = 0
         # Batches in flight are read first: a batch that is stored meanwhile is at worst in both.
         with answering():
             pipe = self.client.pipeline(transaction=False)
@@ -145,7 +150,7 @@ class WatcherState:
         observed: list[Observation] = []
         read = events = rows = anomalies = 0
         for blob in blobs:
-            observation = _readable("observation", Observation.unpack, blob)
+            observation = self._readable("observation", Observation.unpack, blob)
             if observation is not None:
                 events += observation.events.height
                 rows += observation.rows
@@ -180,27 +185,19 @@ class WatcherState:
         with answering():
             pulses = byte_map(self.client.hgetall(self.keys.watching("pulses")))
         found = {
-            name.decode(): _readable("pulse", MinuteCounts.unpack, blob, workload=name.decode())
+            name.decode(): self._readable("pulse", MinuteCounts.unpack, blob, workload=name.decode())
             for name, blob in pulses.items()
         }
         return {name: counts for name, counts in found.items() if counts is not None}
 
     def _in_flight(self) -> dict[Lane, int]:
-        ids = self.client.zrange(self.keys.due, 0, MAX_IN_FLIGHT - 1)
-        pipe = self.client.pipeline(transaction=False)
-        for batch_id in cast("list[bytes]", ids):
-            pipe.hmget(self.keys.batch(batch_id.decode()), "accepted_ms", "kind", "backfill")
-        # Batches that will be scored again and are not sent yet come after those that are.
-        pipe.zrange(self.keys.warming, 0, 0, withscores=True)
-        *entries, warming = pipe.execute()
-        oldest: dict[Lane, int] = {}
-        for accepted, kind, backfill in entries:
-            if accepted is not None:
-                lane = Lane.BACKFILL if backfill == b"1" else Lane.FRESH
-                lane = Lane.RESCORED if kind == b"rescore" else lane
-                oldest[lane] = min(oldest.get(lane, int(accepted)), int(accepted))
-        if Lane.RESCORED in oldest and warming:
-            oldest[Lane.RESCORED] = min(oldest[Lane.RESCORED], int(warming[0][1]))
+        oldest = {_LANE_OF[lane]: at_ms for lane, at_ms in self.batches.oldest().items()}
+        if Lane.RESCORED in oldest:
+            # Batches that will be scored again and are not sent yet come after those that are.
+            with answering():
+                warming = self.client.zrange(self.keys.warming, 0, 0, withscores=True)
+            for _, at_ms in cast("list[tuple[bytes, float]]", warming):
+                oldest[Lane.RESCORED] = min(oldest[Lane.RESCORED], int(at_ms))
         return oldest
 
     def sessions(self, names: Sequence[str]) -> dict[str, OpenSession]:
@@ -221,7 +218,7 @@ class WatcherState:
 
     def whole(self, sessions: Mapping[str, GrowingSession]) -> dict[str, OpenSession]:
         """These sessions with their events, without damaged ones."""
-        found = {name: _readable("session", OpenSession.of, one) for name, one in sessions.items()}
+        found = {name: self._readable("session", OpenSession.of, one) for name, one in sessions.items()}
         return {name: session for name, session in found.items() if session is not None}
 
     def histories(self, names: Sequence[str]) -> dict[str, SessionHistory]:
@@ -231,10 +228,19 @@ class WatcherState:
     def _read(self, field: str, names: Sequence[str], unpack: Callable[[str, bytes], T]) -> dict[str, T]:
         found = {}
         for name, blob in self._blobs(field, names).items():
-            value = _readable(field.removesuffix("s"), unpack, name, blob)
+            value = self._readable(field.removesuffix("s"), unpack, name, blob)
             if value is not None:
                 found[name] = value
         return found
+
+    def _readable(self, kind: str, unpack: Callable[..., T], *args: Any, **context: str) -> T | None:
+        """None, and a warning, for a damaged value."""
+        try:
+            return unpack(*args)
+        except BadPayload as exc:
+            logger(**context).warning("watch.damaged", what=kind, why=str(exc))
+            self.damaged += 1
+            return None
 
     def _blobs(self, field: str, names: Sequence[str]) -> dict[str, bytes]:
         if not names:
@@ -341,6 +347,7 @@ class WatcherState:
             rates=_by_turns(changes.rates),
             distributions=_by_turns(changes.distributions),
             daily=_by_turns(changes.daily),
+            left_out=_by_turns(changes.left_out),
             forgotten=changes.forgotten,
             forgotten_times=[
                 prefix + model_name(workload, kind)
@@ -351,6 +358,7 @@ class WatcherState:
             events=changes.events,
             rows=[pack_entry(*entry) for entry in changes.rows],
             numbers=_by_turns(changes.numbers),
+            grown=_by_turns(changes.grown),
         )
         changed = bool(self.scripts.run("watching/watched", keys, [named_arguments_with_bytes(wire)]))
         if changed and view is not None:
@@ -372,10 +380,14 @@ class WatcherState:
         with answering():
             return cast("list[bytes]", self.client.lrange(self.keys.watching("outbox"), 0, -1))
 
-    def delivered(self, entry: bytes) -> None:
-        """Every sink has these rows. Idempotent."""
+    def delivered(self, entry: bytes, *, lost: int = 0) -> None:
+        """Every sink has these rows, or never will: then so many findings are `lost`. Idempotent."""
         with answering():
-            self.client.lrem(self.keys.watching("outbox"), 1, entry)  # type: ignore[arg-type]
+            pipe = self.client.pipeline(transaction=True)
+            pipe.lrem(self.keys.watching("outbox"), 1, entry)  # type: ignore[arg-type]
+            if lost:
+                pipe.hincrby(self.keys.watching(), "failed", lost)
+            pipe.execute()
 
 
 def _times(prefix: str, stored: Mapping[str, str]) -> dict[str, int]:
@@ -413,12 +425,3 @@ def _by_lane(sessions: Mapping[str, tuple[GrowingSession | OpenSession, int]]) -
         if session.was is not None and session.was is not session.lane:
             moved[places[session.was]].append(name)
     return {"sessions": states, "due": due, "moved": moved, "new": new}
-
-
-def _readable(kind: str, unpack: Callable[..., T], *args: Any, **context: str) -> T | None:
-    """None, and a warning, for a damaged value."""
-    try:
-        return unpack(*args)
-    except BadPayload as exc:
-        logger(**context).warning("watch.damaged", what=kind, why=str(exc))
-        return None

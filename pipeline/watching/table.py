@@ -15,8 +15,8 @@ from pipeline.records.schema import pack_frame, unpack_frame
 
 # Up to so many rows, columns as msgpack are packed in a tenth of the time of an Arrow stream, and not larger.
 FEW_ROWS: Final = 256
-# Begins such a table. Arrow streams begin with 0xFF, files of a build before with ARROW1.
-_COLUMNS: Final = b"C"
+# Begins such a table. No frame is so large that its size begins so.
+_COLUMNS: Final = b"\0COLUMN\xff"
 _FRAME_BYTES: Final = 64 << 20
 _ENCODER: Final = msgspec.msgpack.Encoder()
 # A list of each type, as msgspec checks it.

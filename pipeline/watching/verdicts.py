@@ -7,12 +7,13 @@ from enum import StrEnum
 from typing import Final
 
 from pipeline.records.batch import digest
+from pipeline.records.left_out import AHEAD
 from pipeline.records.verdict import Reason
 from pipeline.units import plural
-from pipeline.watching.incidents.live import AHEAD
+from pipeline.watching.incidents.leading import grade_of, thrown_in
 from pipeline.watching.incidents.named import by_last_part, named_in_text
 from pipeline.watching.incidents.starts import NEW_VERSION
-from pipeline.watching.incidents.values import IncidentEvent
+from pipeline.watching.incidents.values import TEMPLATE, IncidentEvent
 from pipeline.watching.numbers.alarms import NumberAlarm, number_sentence
 from pipeline.watching.observation import Observation
 from pipeline.watching.rates.rates import Alarm
@@ -37,7 +38,7 @@ def of_session(segment: Segment, verdict: SessionVerdict, version: str, names: E
     where = f" from line {until_now.line:,} of {until_now.source}" if until_now.source else ""
     events = plural(until_now.events, "event")
     seconds = (until_now.until_ms - until_now.began_ms) / 1000
-    span = f" in {seconds:,.0f} s" if len(until_now.templates) > 1 else ""
+    span = f" in {seconds:,.0f} s" if segment.timed and len(until_now.templates) > 1 else ""
     key = _cut(segment.key, KEY_CHARS)
     return WatcherFinding(
         source=SESSIONS,
@@ -52,6 +53,7 @@ def of_session(segment: Segment, verdict: SessionVerdict, version: str, names: E
         p_value=verdict.p_value,
         version=version,
         line=segment.lines[fault] if until_now.source else 0,  # of a pack, it is one of any of its files
+        timed=segment.timed,
     )
 
 
@@ -108,8 +110,6 @@ def _why(reason: str, names: EventNames) -> str:
             comes = f"comes {plural(int(n), 'time')}" if int(n) else "does not come"
             normal = f"has it {plural(int(usual), 'time')}" if int(usual) else "has none"
             return f"{_named(event, names)} {comes}, where the most similar normal session {normal}"
-        case Reason.SESSION_LENGTH, [length, usual]:
-            return f"{length} events, where normal sessions have {usual.replace('-', ' to ')}"
         case Reason.SESSION_ORDER, [event, ("first" | "last") as place]:
             return f"{_named(event, names)} comes {place}, as in no normal session"
         case Reason.SESSION_ORDER, [event, "after", before]:
@@ -133,10 +133,13 @@ def _named(event: str, names: EventNames) -> str:
     if not event.isdecimal():
         return f"T{event}"
     template, text, workload = names.template(int(event)), names.text(int(event)), names.workload(int(event))
-    if template < 0:
-        return "an earlier event"
-    words = f"T{template} `{_cut(text, TEXT_CHARS)}`" if text else f"T{template}"
+    label = _label(template)
+    words = f"{label} `{_cut(text, TEXT_CHARS)}`" if text else label
     return f"{words} of {workload}" if workload else words
+
+
+def _label(template: int | None) -> str:
+    return "an earlier event" if template is None else f"T{template}"
 
 
 def _events(segment: Segment, names: EventNames) -> str:
@@ -146,9 +149,9 @@ def _events(segment: Segment, names: EventNames) -> str:
             filter(
                 None,
                 [
-                    f"{_moment(at):%Y-%m-%d %H:%M:%S}",
+                    f"{_moment(at):%Y-%m-%d %H:%M:%S}" if segment.timed else "",
                     names.workload(event) or "",
-                    f"T{names.template(event)}",
+                    _label(names.template(event)),
                     _cut(names.text(event), TEXT_CHARS),
                 ],
             )
@@ -204,7 +207,7 @@ def of_numbers(workload: str, alarm: NumberAlarm, texts: Mapping[int, str]) -> W
 class Familiarity(StrEnum):
     """Why an anomalous template is no event of its own in incidents."""
 
-    EVERY_DAY = "every-day"  # a known error that the workload writes each day: no event
+    EVERY_DAY = "every-day"  # a known error no oftener than the workload usually writes it: no event
     NEW_VERSION = NEW_VERSION  # a new calm pattern after a start: one cause with all others
 
 
@@ -223,7 +226,7 @@ def events_of(
             event_id=f"{observation.batch_id} {row['template_id']} {observation.version}",
             workload=observation.workload,
             cause=NEW_VERSION if part is Familiarity.NEW_VERSION else f"template:{row['template_id']}",
-            kind=NEW_VERSION if part is Familiarity.NEW_VERSION else "template",
+            kind=NEW_VERSION if part is Familiarity.NEW_VERSION else TEMPLATE,
             first=_moment(row["first"]),
             # One line with a broken date must not make its template last until that date.
             last=_moment(min(row["last"], max(row["first"], observation.accepted_ms + AHEAD_MS))),
@@ -235,6 +238,8 @@ def events_of(
             line=row["line"] or 0,
             new=row["new"],
             timed=row["timed"],
+            grade=grade_of(row["level"], row["severity"], row["text"], row["raw"] or row["text"]),
+            thrown=thrown_in(row["raw"] or ""),
             named=named_in_text(row["raw"] or row["text"], observation.workload, known),
         )
         for observation in observed
@@ -259,6 +264,7 @@ def events_of(
                 score=max(item.score for item in items),
                 severity=SEVERITY,
                 text=first.message,
+                timed=first.timed,
             )
         )
     return events

@@ -1,7 +1,9 @@
 """The two values of a watcher's round: the state that it reads and the changes that it writes. Pure."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from typing import Final
 
 import polars as pl
@@ -12,6 +14,7 @@ from pipeline.watching.rates.minute_counts import MinuteCounts
 from pipeline.watching.rows import WatcherFinding
 from pipeline.watching.sessions.growing import GrowingSession
 from pipeline.watching.sessions.history import SessionHistory
+from pipeline.watching.sessions.keys import JOINT
 from pipeline.watching.sessions.open_sessions import OpenSession
 
 # Prefixes of fields of `watching`, before the name of a session model.
@@ -48,9 +51,33 @@ class View:
         """Whether some observations were not read."""
         return self.unread > 0
 
+    def unobserved(self) -> "View":
+        """The same state, with the observations read and empty."""
+        return replace(self, observed=())
+
+    def sizes(self, part: str) -> Counter[str]:
+        """By workload, how much a part of the round gets from the observations: lines, events of sessions, or
+        anomalous templates."""
+        found: Counter[str] = Counter()
+        for one in self.observed:
+            lines = sum(n for _, _, n in one.rates.rows()) if part == "rates" else 0
+            found[one.workload] += {"rates": lines, "sessions": one.events.height}.get(
+                part, one.anomalies.height
+            )
+        return found
+
     def without_observations(self) -> "View":
         """The same state, as if no observation had been read."""
         return replace(self, observed=(), read=0, newest="", unread=self.unread + self.read)
+
+
+class Spare(IntEnum):
+    """What a part of a round does without, because it failed with it."""
+
+    NOTHING = 0
+    NEW = 1  # what this round has read
+    WAITING = 2  # what was due before
+    ALL = 3
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,6 +97,11 @@ class Changes:
     minute_counts: dict[str, MinuteCounts] = field(default_factory=dict)
     rates: dict[str, bytes] = field(default_factory=dict)
     distributions: dict[str, bytes] = field(default_factory=dict)  # of the numbers of a workload
+    left_out: dict[str, bytes] = field(default_factory=dict)  # of a workload (left_out.py)
+    grown: dict[str, int] = field(default_factory=dict)  # what was left out of all workloads, by kind
+    # By workload: lines, events and findings that a failure cost, and events of sessions past a limit.
+    failed: Counter[str] = field(default_factory=Counter)
+    cut: Counter[str] = field(default_factory=Counter)
     forgotten: list[str] = field(default_factory=list)  # workloads
     daily: dict[str, bytes] = field(default_factory=dict)  # templates of a workload that come every day
     rows: list[tuple[str, str, pl.DataFrame]] = field(default_factory=list)  # (batch id, workload, rows)
@@ -97,6 +129,9 @@ class Changes:
         self.rates |= part.rates
         self.distributions |= part.distributions
         self.daily |= part.daily
+        self.grown |= part.grown
+        self.failed += part.failed
+        self.cut += part.cut
         self.forgotten += part.forgotten
         self.incidents = self.incidents or part.incidents
         self.incidents_now = self.incidents_now or part.incidents_now
@@ -104,3 +139,21 @@ class Changes:
         self.numbers |= part.numbers
         self.found += part.found
         self.judged += part.judged
+
+    def note_left_out(self, view: View) -> None:
+        """What was left out in this round, for those who read it. The last change of a round."""
+        unnamed = {JOINT, *self.forgotten}
+        for name in (+self.failed | +self.cut).keys() - unnamed:
+            new = MinuteCounts(newest_ms=view.now_ms)
+            counts = self.minute_counts[name] = view.minute_counts.setdefault(name, new)
+            counts.left_out.failed += self.failed[name]
+            counts.left_out.session_events += self.cut[name]
+        for kind, lost in (("failed", self.failed), ("session_events", self.cut)):
+            if n := sum(lost[name] for name in unnamed):
+                self.grown[kind] = n
+        for name, counts in self.minute_counts.items():
+            growth = counts.left_out.growth()
+            if growth:
+                self.left_out[name] = counts.left_out.pack(view.now_ms)
+            for kind, n in growth.items():
+                self.grown[kind] = self.grown.get(kind, 0) + n

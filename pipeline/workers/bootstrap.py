@@ -20,7 +20,6 @@ from pipeline.messages import filter as guard
 from pipeline.messages import routing
 from pipeline.messages.app import declare, make_app
 from pipeline.observe.embedded import called
-from pipeline.redis.shards import of_shard
 from pipeline.settings import Settings, visible_devices
 from pipeline.tasks.context import Context
 from pipeline.tasks.pool import job
@@ -29,7 +28,7 @@ from pipeline.workers.heartbeat import BEAT_S, Heartbeat
 from pipeline.workers.liveness import HELD_S, Progress, end_when_held
 from pipeline.workers.loops import collect_seldom, count_along, stay_with
 from pipeline.workers.reloader import Reloader
-from pipeline.workers.roles import ROLES, Role, device_name, placed, register
+from pipeline.workers.roles import Role, device_name, register, role_named
 from pipeline.workers.same_store import join_beside
 
 # Tenths of a second that the child of a prefork worker waits at its end for its parent to read its results.
@@ -38,7 +37,7 @@ READ_RETRIES: Final = 20
 
 
 def serve(role_name: str, settings: Settings, *, name: str, device: str | None = None) -> int:
-    """Run a worker until it is told to stop; returns its exit code. `role_name`: see `placed`."""
+    """Run a worker until it is told to stop; returns its exit code. `role_name`: see `role_named`."""
     with uncollected():  # its parts import 155 modules more
         worker = _worker(role_name, settings, name=name, device=device)
     worker.start()
@@ -47,10 +46,7 @@ def serve(role_name: str, settings: Settings, *, name: str, device: str | None =
 
 def _worker(role_name: str, settings: Settings, *, name: str, device: str | None) -> Any:
     """Celery's worker with the tasks of a role, not started."""
-    role_name, shard = placed(role_name, settings)
-    role, engine = ROLES[role_name], None
-    if shard:
-        role = replace(role, queues=routing.both(of_shard(routing.QUEUE_DRAIN, shard)))
+    role, engine = role_named(role_name), None
     if role_name == "gpu-jobs":
         role, engine = replace(role, queues=(routing.jobs_queue(this_node()),)), find_engine()
     set_up(settings.stack.log_level)
@@ -60,7 +56,7 @@ def _worker(role_name: str, settings: Settings, *, name: str, device: str | None
     for queue in role.queues:
         declare(app, queue)
     profile = replace(role.profile, device=device) if device else role.profile
-    context = Context(app, settings, profile, shard=shard)
+    context = Context(app, settings, profile)
     register(app, context, role)
     if not settings.internal.supervisor_pid:  # an embedded stack has compared, probed and named the store
         join_beside()

@@ -1,8 +1,5 @@
 """`python -m pipeline.workers.cpu ROLE NAME`: a worker that never sees a GPU (ingest, infer-cpu, drain,
-store, beat).
-
-`drain` is a worker of shard 0, `drain.1` of shard 1, and so on up to `drain_shards`.
-"""
+store, beat)."""
 
 from pipeline.imports import uncollected
 from pipeline.settings import Settings, limit_polars

@@ -12,13 +12,13 @@ from pipeline.gpu.leasing.pool_ledger import PoolLedger
 from pipeline.gpu.policy.fairness import parse_tenants
 from pipeline.gpu.values import TENANT, LeaseKind, LeaseMode, Snapshot
 from pipeline.ledger.intake import MAX_IDENTITIES
-from pipeline.messages.routing import QUEUE_DRAIN, all_queues, both
+from pipeline.messages.routing import ALL_QUEUES
 from pipeline.observe.counters import OTHER, ROLES, STAGES, Meter, MeterKind
+from pipeline.records.left_out import LEFT_OUT
 from pipeline.redis.connection import text_map
 from pipeline.redis.keys import WORKER_TTL_S
-from pipeline.redis.shards import of_shard
 from pipeline.service.senders import silent_senders
-from pipeline.settings import MAX_SHARDS, Settings
+from pipeline.settings import Settings
 from pipeline.workers.kafka.progress import read_partitions
 from pipeline.workers.nats.progress import read_streams
 
@@ -55,9 +55,7 @@ PENDING_BYTES: Final = _gauge("pending_bytes", "Payloads of batches in flight.")
 LIMIT_BATCHES: Final = _gauge("pending_limit_batches", "Batches in flight at which accept says full.")
 LIMIT_BYTES: Final = _gauge("pending_limit_bytes", "Payloads in flight at which accept says full.")
 OLDEST: Final = _gauge("oldest_pending_seconds", "Age of the oldest batch in flight.", priority=CLASSES)
-QUEUED: Final = _gauge(
-    "queue_messages", "Wake-ups that no worker has taken yet.", queue=all_queues(MAX_SHARDS)
-)
+QUEUED: Final = _gauge("queue_messages", "Wake-ups that no worker has taken yet.", queue=ALL_QUEUES)
 UNACKED: Final = _gauge("unacked_messages", "Wake-ups that a worker has taken and not acknowledged.")
 LINES_TOTAL: Final = _counter("lines_total", "Physical lines by what became of them.", outcome=GROWING)
 LINES: Final = _gauge("lines", "Physical lines that are so now.", state=("in_flight", *PASSING))
@@ -88,11 +86,12 @@ KAFKA_LAG: Final = _gauge(
 NATS_LAG: Final = _gauge("nats_lag_messages", "Messages that wait in a stream of NATS.", stream=())
 SOURCE_LOST: Final = _counter(
     "source_lost_total",
-    "Records of Kafka and messages of NATS that were removed there before they were read.",
+    "Records of Kafka and messages of NATS that were removed before they were read, and rests of followed files "
+    "that were not found, each counted as one.",
 )
 WORKERS: Final = _gauge("workers", "Worker processes that live.", role=ROLES)
 LEADER: Final = _gauge(
-    "drain_leader", "1 while every drain shard with work has a writer that holds its lease."
+    "drain_leader", "1 while the writer of templates holds its lease; it needs none while no line waits."
 )
 TROUBLE: Final = _gauge("trouble", "1 where something keeps batches waiting.", stage=TROUBLES)
 MODEL: Final = _gauge("model_info", "The live version of the shared model.", version=())
@@ -108,6 +107,12 @@ WATCH_AGE: Final = _gauge("watch_age_seconds", "Time since the watcher last look
 UNSEEN: Final = _gauge("observations", "Stored batches that the watcher has not looked at.")
 UNWATCHED: Final = _counter(
     "observations_dropped_total", "Stored batches that the watcher was never told of: their list was full."
+)
+LEFT_OUT_TOTAL: Final = _counter(
+    "left_out_total", "Lines and values that rates and numbers could not use as they are.", kind=LEFT_OUT
+)
+WORKLOADS_FORGOTTEN: Final = _counter(
+    "workloads_forgotten_total", "Workloads whose rates were forgotten for want of room."
 )
 SESSIONS_OPEN: Final = _gauge("open_sessions", "Sessions that are open.")
 INCIDENTS_OPEN: Final = _gauge("open_incidents", "Incidents that go on.")
@@ -167,17 +172,17 @@ def set_lines(values: Values, totals: Sequence[Mapping[str, bytes]]) -> None:
     set_value(values, LINES, max(0, sums["accepted"] - ended), "in_flight")
 
 
-def set_state(values: Values, found: Answers, now: int, shards: int) -> None:
+def set_state(values: Values, found: Answers, now: int) -> None:
     """Gauges of the first round trip of a scrape. `now` in ms."""
-    _set_in_flight(values, found, shards)
+    _set_in_flight(values, found)
     set_value(values, SILENT_SENDERS, silent_senders(found["senders"] or (), now))
     _set_lag(values, found, now)
-    _set_processes(values, found, now, shards)
+    _set_processes(values, found, now)
     _set_redis(values, found)
     _set_watching(values, found, now)
 
 
-def _set_in_flight(values: Values, found: Answers, shards: int) -> None:
+def _set_in_flight(values: Values, found: Answers) -> None:
     counts = text_map(found["counts"])
     for stage in STAGES:
         set_value(values, PENDING, int(counts.get(f"stage:{stage}", 0)), stage)
@@ -191,7 +196,7 @@ def _set_in_flight(values: Values, found: Answers, shards: int) -> None:
     set_value(values, WARMING, found["warming"] or 0)
     set_value(values, CLOSED, found["closed"] or 0)
     set_value(values, UNACKED, found["unacked"] or 0)
-    for queue in all_queues(shards):
+    for queue in ALL_QUEUES:
         set_value(values, QUEUED, found["queue", queue] or 0, queue)
 
 
@@ -207,8 +212,8 @@ def _set_lag(values: Values, found: Answers, now: int) -> None:
             set_value(values, NATS_LAG, stream.lag, stream.stream)
 
 
-def _set_processes(values: Values, found: Answers, now: int, shards: int) -> None:
-    """Workers, writers of drain shards, the reported problem, and the live model."""
+def _set_processes(values: Values, found: Answers, now: int) -> None:
+    """Workers, the writer of templates, the reported problem, and the live model."""
     roles = dict.fromkeys(ROLES, 0)
     for text in found["workers"] or []:
         with suppress(ValueError, KeyError, TypeError):
@@ -217,7 +222,7 @@ def _set_processes(values: Values, found: Answers, now: int, shards: int) -> Non
                 roles[worker["role"] if worker["role"] in roles else OTHER] += 1
     for role, count in roles.items():
         set_value(values, WORKERS, count, role)
-    set_value(values, LEADER, _drain_leads(found, now, shards))
+    set_value(values, LEADER, _drain_leads(found, now))
     trouble = ""
     with suppress(ValueError, KeyError, TypeError):
         trouble = str(json.loads(found["trouble"])["stage"])
@@ -235,16 +240,9 @@ def _set_processes(values: Values, found: Answers, now: int, shards: int) -> Non
     set_value(values, TRAININGS, found["training_now"] or 0, "running")
 
 
-def _drain_leads(found: Answers, now: int, shards: int) -> bool:
-    """True if every drain shard with work has a writer. A writer keeps its lease only while it has work."""
-    leads = {}
-    for shard in range(shards):
-        lease = found["leader", shard] or {}
-        leads[shard] = bool(lease.get("holder")) and int(lease.get("deadline") or 0) > now
-    busy = [
-        shard for shard in leads if any(found["queue", queue] for queue in both(of_shard(QUEUE_DRAIN, shard)))
-    ]
-    return all(leads[shard] for shard in busy) if busy else any(leads.values())
+def _drain_leads(found: Answers, now: int) -> bool:
+    lease = found["leader"] or {}
+    return bool(lease.get("holder")) and int(lease.get("deadline") or 0) > now
 
 
 def _set_redis(values: Values, found: Answers) -> None:
@@ -263,6 +261,9 @@ def _set_watching(values: Values, found: Answers, now: int) -> None:
     set_value(values, WATCH_AGE, max(0, now - round_ms) / 1000)
     set_value(values, UNSEEN, found["unseen"] or 0)
     set_value(values, UNWATCHED, int(numbers.get("dropped", 0)))
+    for kind in LEFT_OUT:
+        set_value(values, LEFT_OUT_TOTAL, int(numbers.get(kind, 0)), kind)
+    set_value(values, WORKLOADS_FORGOTTEN, int(numbers.get("workloads", 0)))
     set_value(values, SESSIONS_OPEN, found["open_sessions"] or 0)
     set_value(values, INCIDENTS_OPEN, int(numbers.get("incidents", 0)))
 

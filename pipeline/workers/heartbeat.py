@@ -7,18 +7,18 @@ from typing import Final
 import redis
 
 from pipeline.errors import RedisUnavailable
-from pipeline.logs import logger
 from pipeline.observe.embedded import called
 from pipeline.observe.presence import Pace, Presence
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
+from pipeline.upkeep import FaultSeries, UpkeepThread
 from pipeline.workers.liveness import Liveness, LivenessMonitor, Progress
 
 BEAT_S: Final = 4.0
 
 
-class Heartbeat(threading.Thread):
+class Heartbeat(UpkeepThread):
     """Reports every BEAT_S that this process lives. An unreachable Redis only delays it."""
 
     def __init__(
@@ -34,7 +34,7 @@ class Heartbeat(threading.Thread):
     ) -> None:
         """`progress`: of the work, to be reported. `ends`: a stall ends the process (liveness.py). `engine`:
         as in WorkerView."""
-        super().__init__(name="heartbeat", daemon=True)
+        super().__init__("heartbeat")
         self.presence = Presence(connect(settings), settings)
         self.role = role_name
         self.queues = queues
@@ -49,11 +49,12 @@ class Heartbeat(threading.Thread):
             self.monitor = LivenessMonitor(liveness) if ends else LivenessMonitor(liveness, end=lambda: None)
         self.stopping = threading.Event()
 
-    def run(self) -> None:
+    def work(self) -> None:
         if self.monitor is not None:
             self.monitor.start()
+        faults = FaultSeries("heartbeat.failed", RedisUnavailable, redis.RedisError)
         while True:
-            try:
+            with faults.outlived():  # a worker without a heartbeat would count as dead
                 self.presence.beat(
                     name=self.worker,
                     role=self.role,
@@ -62,8 +63,6 @@ class Heartbeat(threading.Thread):
                     progress=self._pace(),
                     engine=self.engine,
                 )
-            except (RedisUnavailable, redis.RedisError) as exc:
-                logger().warning("heartbeat.failed", why=str(exc))
             if self.stopping.wait(BEAT_S):
                 return
 

@@ -7,7 +7,6 @@ task, no scope and no messages of ASGI. Every other request goes the usual way o
 import asyncio
 import contextlib
 import functools
-import heapq
 import socket
 from collections.abc import Iterator
 from typing import Any, Final
@@ -16,12 +15,12 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from pipeline.settings.listeners import Listener
+from pipeline.upkeep import call_at, start_task
+from pipeline.workers.bounds.connection_budget import ConnectionBudget, Doing
 from pipeline.workers.short_way.known_heads import KnownHead, parted_head
 from pipeline.workers.short_way.requests import WAITED, ShortRequest, ShortWay
-from pipeline.workers.sockets import TlsFiles, connection_limit
+from pipeline.workers.sockets import ACCEPTED_AT_ONCE, KERNEL_BACKLOG, TlsFiles
 
-# Idle ones that are closed at once where all places are taken, because a look at all of them takes some ms.
-_CLOSED_AT_ONCE: Final = 64
 # For a whole request; one of ours is answered earlier (bodies.py). It also bounds silence after connecting.
 REQUEST_S: Final = 60.0
 STREAMED: Final = b"/upload"  # a journal may arrive for as long as it does arrive
@@ -29,6 +28,10 @@ KEEP_ALIVE_S: Final = 75  # more than the pauses of most shippers
 STOP_S: Final = 8  # for requests that are being answered
 # Heads of one connection that are learned. A client whose heads differ each time is not worth it.
 _HEADS: Final = 8
+MOST_HEAD: Final = 64 << 10  # bytes of a head that has not ended, as other servers have it
+HEAD_TOO_LARGE: Final = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -44,36 +47,40 @@ class BoundedProtocol(HttpToolsProtocol):
     _short: ShortRequest | None = None
     _later = b""  # came before that one was answered
     _stopping = False
+    heard = 0.0  # when bytes last came, on the clock of the loop
+    _spoke = False
     _waited = False  # the bytes that are read had their turn
+    _in_head = False  # one has begun and not ended
+    _begun = 0  # its bytes
 
-    def __init__(self, *args: Any, short_way: ShortWay | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, budget: ConnectionBudget, short_way: ShortWay | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
+        self._budget = budget
         self._short_way = short_way
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        if len(self.connections) >= most_connections() and not self._close_idle():
-            transport.abort()
+        self.heard = self.loop.time()
         super().connection_made(transport)
+        if not self._budget.enter(self):
+            transport.abort()
         self._expect(REQUEST_S)
 
-    def _close_idle(self) -> bool:
-        """Closes connections without a request: first those that never had one, each time the oldest. So
-        nobody takes all places by connecting alone. False where each has a request."""
-        idle = (one for one in self.connections if isinstance(one, BoundedProtocol) and one.has_no_request())
-        oldest = heapq.nsmallest(
-            _CLOSED_AT_ONCE, idle, key=lambda one: (one.cycle is not None, one._due or 0.0)
-        )
-        for one in oldest:
-            one.transport.close()
-        return bool(oldest)
+    def doing(self) -> Doing:
+        """What the client does now, for the budget of connections."""
+        if self._arriving or (self._short is not None and self._short.missing):
+            return Doing.WITHIN_A_MESSAGE
+        if self._short is not None or not (self.cycle is None or self.cycle.response_complete):
+            return Doing.BUSY
+        return Doing.IDLE if self._spoke else Doing.NEVER_SENT
 
-    def has_no_request(self) -> bool:
-        """Whether nothing of a request has come that is not answered."""
-        if self._arriving or self._short is not None or self.transport.is_closing():
-            return False
-        return self.cycle is None or self.cycle.response_complete
+    def give_way(self) -> None:
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._budget.leave(self)
+        self._held(0)
         self._due = None
         if self._timer is not None:
             self._timer.cancel()
@@ -82,6 +89,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        self.heard, self._spoke = self.loop.time(), True
         short = self._short
         if short is not None:
             if len(data) <= short.missing:
@@ -95,7 +103,7 @@ class BoundedProtocol(HttpToolsProtocol):
             or self._arriving
             or not (self.cycle is None or self.cycle.response_complete)
         ):
-            super().data_received(data)
+            self._parse(data)
             return
         if (
             self._head is not None
@@ -103,9 +111,29 @@ class BoundedProtocol(HttpToolsProtocol):
             and self._begin_short(self._head, data, *measured)
         ):
             return
-        super().data_received(data)
+        self._parse(data)
         if self._heads:
             self._learn(self._short_way, data)
+
+    def _parse(self, data: bytes) -> None:
+        """The usual way. A parser keeps all of a head, so one without an end is cut."""
+        went_on = self._in_head
+        super().data_received(data)
+        if not self._in_head or self.transport.is_closing():
+            self._held(0)
+            return
+        # A head that began within these bytes has few of them, or they are whole fields.
+        fields = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        size = self._begun + len(data) if went_on else 1 + fields
+        self._held(size)
+        if size > MOST_HEAD:
+            self.transport.write(HEAD_TOO_LARGE)
+            self.transport.close()
+
+    def _held(self, size: int) -> None:
+        if size != self._begun:
+            self._begun = size
+            self._budget.held.hold(self, size)
 
     def _begin_short(self, head: KnownHead, data: bytes, length: int, begins: int) -> bool:
         """False for a request that cannot go the short way."""
@@ -154,7 +182,7 @@ class BoundedProtocol(HttpToolsProtocol):
             data, self._later = data + self._later, b""
             self.flow.resume_reading()
         self._waited = True
-        super().data_received(data)
+        self._parse(data)
         self._waited = False
         if self._stopping:
             super().shutdown()
@@ -171,11 +199,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stopping = True
 
     def on_message_begin(self) -> None:
-        self._arriving = True
+        self._arriving = self._in_head = True
         self._expect(REQUEST_S)
         super().on_message_begin()
         if self._waited:
             self.scope[WAITED] = True  # type: ignore[typeddict-unknown-key]
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         if self.url.startswith(STREAMED):
@@ -194,7 +226,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._timer.cancel()
             self._timer = None
         if self._timer is None:
-            self._timer = self.loop.call_at(self._due, self._look)
+            self._timer = call_at(self._due, "http-deadline", self._look)
 
     def _look(self) -> None:
         """Ends a connection whose request is late. Else looks again when the newest one would be."""
@@ -202,7 +234,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._due is None:
             return
         if self._due > self.loop.time():
-            self._timer = self.loop.call_at(self._due, self._look)
+            self._timer = call_at(self._due, "http-deadline", self._look)
         elif self._idle:
             self.transport.close()
         else:
@@ -228,13 +260,17 @@ class HttpServer:
         *,
         forwarded: bool = True,
         short_way: ShortWay | None = None,
+        budget: ConnectionBudget | None = None,
     ) -> None:
-        """`app`: of ASGI. `forwarded`: a proxy on this machine may say where a client is. Raises BadInput for
-        a certificate that cannot be used."""
+        """`app`: of ASGI. `forwarded`: a proxy on this machine may say where a client is. `budget`: that
+        of all listeners of the process, by default one of this server. Raises BadInput for a certificate that
+        cannot be used."""
         self.opened = opened
         config = uvicorn.Config(
             app,
-            http=functools.partial(BoundedProtocol, short_way=short_way),  # type: ignore[arg-type]
+            http=functools.partial(  # type: ignore[arg-type]
+                BoundedProtocol, budget=budget or ConnectionBudget(), short_way=short_way
+            ),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -244,6 +280,7 @@ class HttpServer:
             proxy_headers=forwarded,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=STOP_S,
+            backlog=ACCEPTED_AT_ONCE,
         )
         config.load()
         if listener.cert is not None and listener.key is not None:
@@ -253,17 +290,14 @@ class HttpServer:
 
     async def start(self) -> None:
         """Answers from now on."""
-        self._task = asyncio.create_task(self._server.serve(sockets=[self.opened]), name="http")
+        self._task = start_task("http", self._server.serve(sockets=[self.opened]))
         while not self._server.started and not self._task.done():
             await asyncio.sleep(0.01)
+        if not self._task.done():
+            self.opened.listen(KERNEL_BACKLOG)
 
     async def stop(self) -> None:
         """Takes no new connection, answers what it has, and closes."""
         self._server.should_exit = True
         if self._task is not None:
             await self._task
-
-
-def most_connections() -> int:
-    """How many connections a server has at most, and a few where hardly a file may be open."""
-    return max(16, connection_limit())

@@ -20,6 +20,7 @@ from celery.worker import state
 from pipeline.errors import RedisUnavailable
 from pipeline.logs import logger
 from pipeline.redis.connection import answering
+from pipeline.upkeep import FaultSeries, UpkeepThread, start_thread
 
 # The exit code of a stalled worker.
 STALLED: Final = 75
@@ -107,19 +108,23 @@ class Liveness:
             return False
 
 
-class LivenessMonitor(threading.Thread):
+class LivenessMonitor(UpkeepThread):
     """Polls liveness and ends a stalled process. The heartbeat reports `stalled_s`."""
 
     def __init__(self, liveness: Liveness, end: Callable[[], Any] = lambda: os._exit(STALLED)) -> None:
-        super().__init__(name="liveness", daemon=True)
+        super().__init__("liveness")
         self.liveness = liveness
         self.end = end
         self.stopping = threading.Event()
         self.stalled_s = 0.0
 
-    def run(self) -> None:
+    def work(self) -> None:
+        faults = FaultSeries("liveness.failed")
         while not self.stopping.wait(self.liveness.look_s):
-            self.stalled_s = self.liveness.look()
+            with faults.outlived():  # such as OSError without a free file; a stall must still be seen
+                self.stalled_s = self.liveness.look()
+            if faults.failing:
+                continue
             if self.stalled_s >= self.liveness.stall_s and not self.stopping.is_set():
                 source = ", ".join(self.liveness.queues) or "its loop"
                 why = f"work has waited for {self.stalled_s:.0f} s and nothing is taken ({source})"
@@ -139,4 +144,4 @@ def end_when_held(limit_s: float) -> None:
             faulthandler.dump_traceback_later(limit_s, exit=True)
             time.sleep(min(limit_s / 4, 5.0))
 
-    threading.Thread(target=beat, name="interpreter", daemon=True).start()
+    start_thread("interpreter", beat)

@@ -26,6 +26,7 @@ from pipeline.errors import BadInput, RedisUnavailable
 from pipeline.logs import logger, set_up
 from pipeline.redis.connection import answering, connect
 from pipeline.settings import Settings
+from pipeline.upkeep import start_thread
 from pipeline.workers import sockets
 from pipeline.workers.exits import exit_code
 from pipeline.workers.loops import tend
@@ -142,7 +143,7 @@ def main(argv: list[str]) -> int:
     stop = threading.Event()
 
     def run() -> None:
-        threading.Thread(target=server.serve_forever, name="metrics-http", daemon=True).start()
+        start_thread("metrics-http", server.serve_forever)
         stop.wait()
         server.shutdown()
         with contextlib.suppress(OSError):

@@ -13,7 +13,7 @@ from typing import Final
 
 import redis
 
-from pipeline.errors import BadInput, Cancelled, RedisUnavailable, StackFailed
+from pipeline.errors import BadInput, Cancelled, RedisUnavailable, Retryable, StackFailed
 from pipeline.ledger.ledger import Ledger
 from pipeline.logs import logger
 from pipeline.messages.routing import QUEUE_INGEST, QUEUE_STORE
@@ -27,6 +27,8 @@ from pipeline.tasks import drain, infer, ingest, periodic, store, train
 from pipeline.tasks.context import Context
 from pipeline.tasks.loaded import ModelPart, WorkerProfile
 from pipeline.training.training import load_fitting
+from pipeline.upkeep import start_thread
+from pipeline.workers.exits import may_be_left
 from pipeline.workers.stack.stack import Stack
 
 _TASKS: Final[dict[Stage, Callable[[Context, str], str | None]]] = {
@@ -37,7 +39,8 @@ _TASKS: Final[dict[Stage, Callable[[Context, str], str | None]]] = {
 }
 _STAGES: Final = {QUEUE_INGEST: Stage.INGEST, QUEUE_STORE: Stage.STORE}
 IDLE_S: Final = 0.2  # between two looks of the thread that waits
-# The thread ends between two steps; a training looks every few of its steps.
+# The thread ends between two steps; a training looks every few of its steps. It cannot be killed as a worker
+# can, so it gets this time even where a run hurries.
 STOP_S: Final = 20.0
 
 
@@ -81,9 +84,6 @@ class LocalSubmit(Submit):
     def withdraw(self, queue: str, batch_ids: Iterable[str], **_: object) -> set[str]:  # noqa: ARG002
         return set()  # a wake-up in memory costs next to nothing
 
-    def drop_former(self) -> int:
-        return 0
-
     def training_waits(self) -> bool:
         return self._trains
 
@@ -102,6 +102,12 @@ class LocalSubmit(Submit):
         return due
 
 
+def _load_torch() -> None:
+    """Before a training needs it, which meets the same fault and says it."""
+    with suppress(Exception):
+        load_fitting()
+
+
 class OneProcess(Stack):
     """A stack without worker processes: started, asked and stopped as one."""
 
@@ -116,8 +122,8 @@ class OneProcess(Stack):
     def __enter__(self) -> "OneProcess":
         super().__enter__()
         self._submit = LocalSubmit(connect(self.settings), self.settings)
-        self._thread = threading.Thread(target=self._work, args=[self._submit], name="stages", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("stages", self._work, self._submit)
+        may_be_left(self._thread)
         return self
 
     def _roles(self, **_: object) -> list[tuple[str, str]]:
@@ -132,8 +138,8 @@ class OneProcess(Stack):
     def expect_training(self) -> None:
         """Import torch, which takes seconds, while the files are read."""
         if self._torch is None:
-            self._torch = threading.Thread(target=load_fitting, name="torch", daemon=True)
-            self._torch.start()
+            self._torch = start_thread("torch", _load_torch)
+            may_be_left(self._torch)
 
     def check(self) -> None:
         """Raises StackFailed after a fault of the thread, and as a stack does."""
@@ -142,18 +148,18 @@ class OneProcess(Stack):
             why = f"{type(self._failure).__name__}: {self._failure}"
             raise StackFailed(f"the run cannot go on: {why}") from self._failure
 
-    def stop(self) -> None:
-        """End the thread after its step, then Redis."""
+    def end_workers(self) -> None:
+        """End the thread after its step."""
         self._stopping.set()
         if self._thread is not None and self._thread.is_alive():
             with suppress(RedisUnavailable, redis.RedisError, BadInput):
                 self._cancel_training()
-            self._thread.join(min(STOP_S, self.stop_s))
+            self._thread.join(STOP_S)
         self._thread = None
         if self._torch is not None:
-            self._torch.join(STOP_S)  # an interpreter that ends in the middle of an import crashes
+            self._torch.join(STOP_S)
             self._torch = None
-        super().stop()
+        super().end_workers()
 
     def _cancel_training(self) -> None:
         trainings = Context(None, self.settings).trainings
@@ -181,7 +187,10 @@ class OneProcess(Stack):
                 if time.monotonic() - swept > self.settings.internal.sweep_s:
                     swept = time.monotonic()
                     periodic.run(context)
-            except Exception:  # noqa: BLE001 - the sweep sends the batch or the training again
+            except Retryable as exc:  # the sweep sends the batch or the training again
+                if not self._stopping.is_set():
+                    logger().warning("one_process.task_waits", why=str(exc))
+            except Exception:  # noqa: BLE001 - as above
                 if not self._stopping.is_set():
                     logger().exception("one_process.task_failed")
 
@@ -204,8 +213,7 @@ class _LocalContext(Context):
         self._failed, self._stopping = failed, stopping
 
     def go_on(self) -> None:
-        """A Redis that refuses writes does not take the word that a training is cancelled, and a process that
-        ends while torch computes in another thread is aborted by the C++ library."""
+        """A Redis that refuses writes does not take the word that a training is cancelled."""
         if self._stopping.is_set():
             raise Cancelled("the run ends")
 

@@ -8,8 +8,6 @@ from celery import Celery
 
 from pipeline.errors import BadSetting, StepFailed
 from pipeline.messages import routing
-from pipeline.redis.shards import shard_named
-from pipeline.settings import Settings
 from pipeline.tasks import backfill, compact, drain, infer, ingest, periodic, store, tick, train, watch
 from pipeline.tasks.context import Context
 from pipeline.tasks.loaded import CPU_PROFILE, ModelPart, WorkerProfile
@@ -30,7 +28,7 @@ class Role:
     pool: str = "solo"
     time_limit_s: float | None = None
     profile: WorkerProfile = CPU_PROFILE
-    tasks_per_child: int | None = None  # a child that ends frees the memory of CUDA's context
+    tasks_per_child: int | None = None  # a child that ends frees its memory, and that of CUDA's context
 
 
 ROLES: Final[dict[str, Role]] = {
@@ -65,7 +63,13 @@ ROLES: Final[dict[str, Role]] = {
     # It only starts processes, which outlive it. Its queue has the name of its node (bootstrap.py).
     "gpu-jobs": Role(queues=(), tasks=(job,)),
     # Besides the fit itself, whose time is a setting: reading a long history takes hours.
-    "train": Role(queues=(routing.QUEUE_TRAIN,), tasks=(train,), pool="prefork", time_limit_s=6 * 3600),
+    "train": Role(
+        queues=(routing.QUEUE_TRAIN,),
+        tasks=(train,),
+        pool="prefork",
+        time_limit_s=6 * 3600,
+        tasks_per_child=1,
+    ),
     "train-gpu": Role(
         queues=(routing.QUEUE_TRAIN,),
         tasks=(train,),
@@ -92,7 +96,7 @@ def register(app: Celery, context: Context, role: Role) -> None:
             "send_events": module not in (periodic, tick, watch, compact),
         }
         if role.time_limit_s is not None:
-            limit = role.time_limit_s + 3 * context.settings.train.seconds
+            limit = role.time_limit_s
             options |= {"soft_time_limit": limit, "time_limit": limit + 10}
         elif role.pool == "prefork":
             # A step ends itself after `step_s`; this is for one that lets no thread of its process run.
@@ -126,15 +130,8 @@ def device_name(device: str, visible: str | None) -> str:
     return f"cuda{name}" if name.isdecimal() else f"cuda-{name}"
 
 
-def placed(text: str, settings: Settings) -> tuple[str, int]:
-    """The role and drain shard in a command line: `store`, `drain`, `drain.2`. Raises BadSetting."""
-    shard = shard_named(text, "drain")
-    if shard is not None and shard >= settings.drain.shards:
-        raise BadSetting(
-            f"{text!r} is no drain shard here, where drain_shards = {settings.drain.shards}; "
-            "raise it in all processes alike"
-        )
-    role = text if shard is None else "drain"
-    if role not in ROLES:
-        raise BadSetting(f"{text!r} is not a worker role; the roles are: {', '.join(ROLES)}, and drain.1 ...")
-    return role, shard or 0
+def role_named(text: str) -> Role:
+    """The role in a command line. Raises BadSetting."""
+    if text not in ROLES:
+        raise BadSetting(f"{text!r} is not a worker role; the roles are: {', '.join(ROLES)}")
+    return ROLES[text]

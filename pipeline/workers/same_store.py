@@ -10,11 +10,13 @@ from typing import Any, Final
 
 import redis
 
+from pipeline.controller.recovery import enter
 from pipeline.errors import BadInput, LogweirError, StoreUnavailable
 from pipeline.models.registry import machine_of
 from pipeline.redis.connection import answering, connect
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
+from pipeline.sinks.manifest import begin_manifest
 from pipeline.store.choose import open_store
 from pipeline.store.identity import identity
 from pipeline.store.objects import probe
@@ -25,28 +27,29 @@ _REFUSED: Final = 2  # exit code of `compare`
 def join(client: "redis.Redis", settings: Settings, *, first: bool = True) -> None:
     """Enters this process's store as the pipeline's, or compares both.
 
-    `first`: the store is probed, and named if it is new; else it is only compared. Raises BadInput for
-    another store than the pipeline's and for one that cannot be used, StoreUnavailable, RedisUnavailable.
+    `first`: the store is probed, and named if it is new, and a Redis that came up empty gets back what the
+    store has of it; else the store is only compared. Raises BadInput for another store than the pipeline's
+    and for one that cannot be used, StoreUnavailable, RedisUnavailable.
     """
     objects = open_store(settings.data.store)
     if first:
         probe(objects)
     local = identity(objects, make=first)
-    key = Keys(settings.redis.key_prefix).store
-    entry = json.dumps(
-        {"id": local.id if local else "", "url": objects.url, "machine": machine_of(settings)}, sort_keys=True
-    )
-    with answering():
-        if first:
-            client.set(key, entry, nx=True)
-        stored = client.get(key)
-    recorded = _entry(stored)
+    if first and local is not None:
+        enter(client, settings, objects, local.id)
+    recorded = entered(client, settings)
     if recorded and recorded.get("id") != (local.id if local else ""):
+        place = f"the store {recorded.get('url')} of {recorded.get('machine')}"
+        if recorded.get("url") == objects.url:
+            what = f"{place}, and what is there on {machine_of(settings)} is another one, or empty; mount or restore it"
+        else:
+            what = (
+                f"{place}, and {objects.url} of {machine_of(settings)} is another one; give both the same "
+                "store_url (a folder that both mount, or s3://bucket/prefix), or this one a Redis or key_prefix "
+                "of its own"
+            )
         raise BadInput(
-            f"this pipeline works with the store {recorded.get('url')} of {recorded.get('machine')}, and "
-            f"{objects.url} of {machine_of(settings)} is another one; give both the same store_url (a folder "
-            "that both mount, or s3://bucket/prefix), or this one a Redis or key_prefix of its own; after a "
-            "loss of the first store `logweir store adopt` takes this one"
+            f"this pipeline works with {what}; after a loss of the first store `logweir store adopt` takes this one"
         )
 
 
@@ -74,9 +77,11 @@ def adopt(client: "redis.Redis", settings: Settings) -> str:
     probe(objects)
     local = identity(objects)
     assert local is not None  # noqa: S101 - it was made
-    entry = {"id": local.id, "url": objects.url, "machine": machine_of(settings)}
+    if "parquet" in settings.data.sinks:
+        begin_manifest(open_store(settings.data.results_url))
     with answering():
-        client.set(Keys(settings.redis.key_prefix).store, json.dumps(entry, sort_keys=True))
+        client.delete(Keys(settings.redis.key_prefix).store)
+    enter(client, settings, objects, local.id)
     return local.id
 
 

@@ -21,12 +21,11 @@ from prometheus_client.utils import floatToGoString
 from pipeline.errors import LogweirError, RedisUnavailable
 from pipeline.gpu.leasing.pool_ledger import PoolLedger
 from pipeline.logs import logger
-from pipeline.messages.routing import all_queues
+from pipeline.messages.routing import ALL_QUEUES
 from pipeline.observe.counters import METERS, ROLES, Meter, MeterKind, field_name
 from pipeline.redis.connection import answering, text_map
 from pipeline.redis.keys import Keys
 from pipeline.redis.leases import DRAIN
-from pipeline.redis.shards import of_shard
 from pipeline.settings import Settings
 from pipeline.workers import gauges
 from pipeline.workers.gauges import Values, set_value
@@ -123,7 +122,7 @@ class Scrape:
         now = int(seconds) * 1000 + int(micros) // 1000
         workloads = [str(name, "utf-8", "replace") for name in found["workloads"]]
         self._ask_named(values, workloads, found["due"], now)
-        gauges.set_state(values, found, now, self.settings.drain.shards)
+        gauges.set_state(values, found, now)
         counted: defaultdict[str, float] = defaultdict(float)
         for role in ROLES:
             for name, amount in text_map(found["metrics", role] or {}).items():
@@ -155,9 +154,7 @@ class Scrape:
         ask("kafka", "HVALS", k.kafka)
         ask("nats", "HVALS", k.nats)
         ask("trouble", "GET", k.trouble)
-        for shard in range(self.settings.drain.shards):
-            lease = k.lease(of_shard(DRAIN, shard))
-            ask(("leader", shard), "HMGET", lease, fields=("holder", "deadline"))
+        ask("leader", "HMGET", k.lease(DRAIN), fields=("holder", "deadline"))
         ask("model", "HMGET", k.model(), fields=("version", "published_ms"))
         ask("models", "SCARD", k.model_names)
         ask("faults", "HLEN", k.model_faults)
@@ -169,7 +166,7 @@ class Scrape:
         ask("nodes", "HLEN", k.gpu("nodes"))
         ask("metered", "HGETALL", k.gpu("sums"))
         ask("unacked", "HLEN", k.kombu("unacked"))
-        for queue in all_queues(self.settings.drain.shards):
+        for queue in ALL_QUEUES:
             ask(("queue", queue), "LLEN", k.kombu(queue))
         for role in ROLES:
             ask(("metrics", role), "HGETALL", k.metrics(role))

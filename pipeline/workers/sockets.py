@@ -7,7 +7,6 @@ import contextlib
 import errno
 import functools
 import ipaddress
-import resource
 import socket
 import ssl
 from dataclasses import dataclass
@@ -16,12 +15,11 @@ from typing import Final
 
 from pipeline.errors import BadInput
 from pipeline.logs import logger
+from pipeline.records.remembered import remembered
 from pipeline.settings.listeners import Listener
 
 # Ports tried from the wanted one on.
 TRIES: Final = 100
-MOST_CONNECTIONS: Final = 10_000  # of a listener
-_OTHER_FILES: Final = 128  # of its process, that are no connections of senders
 # Of datagrams: a burst of a second may fill it while the process of the intake does other work.
 RECEIVE_BYTES: Final = 8 * 1024 * 1024
 # Linux's SO_RCVBUFFORCE, which goes beyond net.core.rmem_max with the right CAP_NET_ADMIN.
@@ -30,6 +28,8 @@ _FORCE: Final = 33
 LOCAL_DOMAINS: Final = frozenset(("localhost", "local", "internal", "svc"))
 MOST_HOST: Final = 300  # characters of a Host header: a name has at most 253
 WRONG_HOST: Final = "421 Misdirected Request"
+ACCEPTED_AT_ONCE: Final = 8  # by asyncio in one go, before any of them is counted
+KERNEL_BACKLOG: Final = 1_024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ def listen(name: str, address: str, first: int) -> socket.socket:
     Raises BadInput.
     """
     try:
-        return _socket_at(address, first, tries=TRIES, backlog=128)
+        return socket_at(address, first, tries=TRIES, backlog=128)
     except OSError as exc:
         raise BadInput(
             f"{name.capitalize()} cannot listen on {address} from port {first} on ({exc.strerror or exc}); "
@@ -84,7 +84,7 @@ def listener_socket(
     try:
         if listener.scheme == "syslog+udp":
             return open_datagrams(listener.host, listener.port, share=share)
-        return _socket_at(listener.host, listener.port, tries=tries, backlog=1_024, share=share)
+        return socket_at(listener.host, listener.port, tries=tries, backlog=1_024, share=share)
     except OSError as exc:
         raise BadInput(
             f"the {'API' if name == 'api' else name} cannot listen at {listener} ({exc.strerror or exc}); free "
@@ -92,7 +92,7 @@ def listener_socket(
         ) from exc
 
 
-def _socket_at(host: str, port: int, *, tries: int, backlog: int, share: bool = False) -> socket.socket:
+def socket_at(host: str, port: int, *, tries: int, backlog: int, share: bool = False) -> socket.socket:
     """A listening socket on the first free one of so many ports. Raises OSError."""
     last = min(port + tries, 2**16) - 1
     while True:
@@ -150,11 +150,10 @@ def is_own_host(header: str | None, address: str) -> bool:
     no Host is no browser."""
     if not header:
         return header is None
-    # Senders repeat theirs in each request. No longer one names a host, so none fills the memory.
-    return (_is_own if len(header) <= MOST_HOST else _is_own.__wrapped__)(header, address)
+    return _is_own(header, address)  # senders repeat theirs in each request
 
 
-@functools.lru_cache(maxsize=256)
+@remembered(256, 2 * MOST_HOST)
 def _is_own(header: str, address: str) -> bool:
     name = _host(header)
     try:
@@ -176,9 +175,3 @@ def _host(header: str) -> str:
     if header.startswith("["):
         return header[1:].partition("]")[0]
     return header.partition(":")[0].strip().lower().removesuffix(".")
-
-
-def connection_limit() -> int:
-    """How many connections a listener takes at most, by the open files that this process may have."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return min(MOST_CONNECTIONS, soft - _OTHER_FILES)

@@ -9,9 +9,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from typing import Final
+
+from pipeline.upkeep import start_thread
 
 PR_SET_PDEATHSIG: Final = 1
 
@@ -28,7 +29,17 @@ def tether(parent: int, *, grace_s: float) -> None:
             time.sleep(grace_s)
         os._exit(70)  # a task that does not end must not keep an orphan alive
 
-    threading.Thread(target=watch, name="tether", daemon=True).start()
+    start_thread("tether", watch)
+
+
+def tether_to_supervisor(*, grace_s: float) -> None:
+    """`tether` to the supervisor of the embedded stack, where it has started this process.
+
+    Raises BadInput."""
+    from pipeline.settings import Settings  # Redis is started through this module, and needs none
+
+    if supervisor := Settings.load().internal.supervisor_pid:
+        tether(supervisor, grace_s=grace_s)
 
 
 def main(argv: list[str]) -> int:

@@ -23,8 +23,9 @@ from bench._chaos.producers import Sender
 from pipeline.errors import RedisUnavailable
 from pipeline.ledger.ledger import Ledger
 from pipeline.models.registry import Registry
-from pipeline.records.batch import Batch, Purpose
+from pipeline.records.batch import SEVERAL, Batch, Purpose
 from pipeline.records.delivery import Accepted, Claim, Stage
+from pipeline.records.pushed import PushedRecords
 from pipeline.records.schema import RESULT_SCHEMA, raw_frame
 from pipeline.redis.keys import Keys
 from pipeline.redis.leases import DRAIN, TRAINING, Lease, Leases
@@ -224,6 +225,43 @@ def test_a_damaged_payload_may_die_as_a_whole(world: World) -> None:
     report = world.over()
     assert not report.violations, found(report)
     assert (report.dead, report.dead_poison, report.lost) == (11, 11, 0)
+
+
+def test_a_batch_of_several_workloads_is_counted_for_each_and_its_parts_are_none_of_a_sender(
+    world: World,
+) -> None:
+    """As the intake makes one of the requests of a moment."""
+    names = ("pay", "mail", "web")
+    records = PushedRecords(
+        [text(name, 1 + n) for name in names for n in range(LINES)],
+        workloads=[name for name in names for _ in range(LINES)],
+    )
+    batch = Batch(
+        batch_id="w", workload=SEVERAL, source="intake", source_key="w", purpose=Purpose.SCORE,
+        arrived=AT, formats=(), zone="UTC", records=records,
+    )  # fmt: skip
+    assert isinstance(world.ledger.intake.accept_all([batch], []), Accepted)
+    for name in names:
+        world.tell(f"w-{name}", 1, workload=name)
+    world.sample()
+    claim = world.claim("w")
+    others = records.take(range(LINES, 3 * LINES), named=True)
+    (part,) = world.ledger.separate(claim, {"pay": records.take(range(LINES))}, others)
+    due = world.probe.look()["due"]
+    assert (due["roots"], due["halves"]) == (1, 1)
+    waits = world.over()
+    assert [v.what for v in waits.violations] == [
+        "1 batches of mail, web still wait in stage ingest after settling (w)",
+        f"1 batches of pay still wait in stage ingest after settling ({part})",
+    ]
+    world.ledger.dead_letter(claim, "it kills")
+    world.sample()
+    world.store(part)
+    report = world.over()
+    assert [v.what for v in report.violations] == [
+        f"lines 1-10 of {name} are dead and no poison: it kills" for name in ("mail", "web")
+    ], found(report)
+    assert (report.lost, report.doubled, report.dead) == (0, 0, 2 * LINES + 1)
 
 
 def test_a_poisoned_line_may_be_discarded_and_is_not_lost(world: World) -> None:

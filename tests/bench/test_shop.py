@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from bench import detection
+from bench._log_files import read_file
 from bench._shop import place
 from bench._shop_data import SHOP, TESTING, TUNING
-from pipeline.sources import files
 
 
 @pytest.mark.parametrize("half", [TUNING, TESTING])
@@ -28,7 +28,7 @@ def test_labels_of_the_shop_fit_its_files(half: str) -> None:
     services = {name.split("/")[1].removesuffix(".log") for name in names}
     assert {fault["service"] for fault in faults} <= services
     gateway = SHOP / half / "observed" / "gateway.log.zst"
-    text = "\n".join(raw for chunk in files.read_file(gateway) for raw in chunk.records["raw"])
+    text = "\n".join(raw for chunk in read_file(gateway) for raw in chunk.records["raw"])
     assert text.count("\n") + 1 == labels["lines"]["observed/gateway.log"]
     known = set(re.findall(r'"trace_id":"([0-9a-f]{32})"', text))
     touched = [

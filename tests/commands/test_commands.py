@@ -26,9 +26,12 @@ from pipeline.cli import parser
 from pipeline.commands.run.plan import RunOutcome
 from pipeline.commands.send import tracking as own_module
 from pipeline.commands.send.tracking import BatchTracking
+from pipeline.commands.train import learnt_from
+from pipeline.controller.training_status import Status
 from pipeline.errors import RedisUnavailable
 from pipeline.ledger.ledger import Ledger
-from pipeline.records.batch import Batch, Purpose
+from pipeline.observe.presence import Presence
+from pipeline.records.batch import Batch, LearntFrom, Purpose
 from pipeline.records.delivery import Claim, Meta, Stage
 from pipeline.records.schema import RESULT_SCHEMA, raw_frame
 from pipeline.settings import Settings
@@ -466,6 +469,10 @@ def test_send_and_wait_says_that_a_line_is_dead_and_fails(
     monkeypatch.setattr("pipeline.commands.send.sender.Sender._wait", bury_it)
     said = verb("send", str(path), "--workload", "w", "--wait", "--json")
     assert said.code == 1 and waits == ["1 batch is not stored yet"]
+    Presence(ledger.client, ledger.settings).complain("store", "the disk is full; free some space")
+    (tmp_path / "b.log").write_text("two\n")
+    verb("send", str(tmp_path / "b.log"), "--workload", "w", "--wait")
+    assert waits[1:] == ["1 batch is not stored yet: the disk is full; free some space"]
     assert "1 line could not be processed" in said.err and "everything" not in said.err
     facts = said.out[said.out.index("{") :]  # behind what the ledger logs, unconfigured, in this process
     assert json.loads(facts) == {"lines": 1, "batches": 1, "duplicates": 0, "dead_lines": 1}
@@ -500,7 +507,11 @@ def test_following_a_file_that_is_absent_says_so_once(
     verb: Verb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.commands.send.sender.SAY_EVERY_S", 0.0)
-    monkeypatch.setattr("pipeline.sources.follow.follow", lambda *_, **__: iter([None] * 4))
+    turns = iter([False] * 4)
+    monkeypatch.setattr(
+        "pipeline.commands.send.verb.Follower.chunks",
+        lambda follower, *_, **__: (follower.look() for _ in turns),
+    )
     path = tmp_path / "absent.log"
     said = verb("send", "--follow", str(path))
     assert said.code == 0
@@ -604,3 +615,53 @@ def test_a_training_from_documents_says_what_is_wrong_before_it_is_asked_for(
         said = logweir("train", "--no-wait", *flags)
         assert said.code == 2 and why in said.err, (flags, said)
     assert "no trainings yet" in logweir("train", "--list").out
+
+
+def test_a_training_says_which_workload_it_learnt_from_what() -> None:
+    counts = {"shop/db": 1_102, "shop/web": 20, "": 3}
+    origins = {"shop/web": LearntFrom.RESULTS, "shop/db": LearntFrom.BASELINE, "": LearntFrom.RESULTS}
+    assert learnt_from(Status(workloads=counts, learnt_from=origins)) == [
+        "  from the baseline of shop/db (1,102 lines)",
+        "  from stored results of shop/web (20 lines), no workload (3 lines)",
+    ]
+    many = {f"w{n:02}": n for n in range(12)}
+    (line,) = learnt_from(Status(workloads=many, learnt_from=dict.fromkeys(many, LearntFrom.DOCUMENTS)))
+    assert line.startswith("  from documents of w11 (11 lines), w10 (10 lines), ")
+    assert line.endswith("w02 (2 lines), and 2 more")
+    assert learnt_from(Status()) == []
+
+
+def test_a_closed_terminal_ends_a_command_as_sigterm_does() -> None:
+    code = (
+        "import os, signal, time\n"
+        "from pipeline import cli\n"
+        "cli._prepare(alone=True)\n"
+        "for number in (signal.SIGHUP, signal.SIGTERM):\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), number)\n"
+        "        time.sleep(20)\n"
+        "    except cli.Terminated:\n"
+        "        print(number.name)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "SIGHUP\nSIGTERM\n", "")
+
+
+def test_a_signal_within_a_destructor_is_not_lost() -> None:
+    """Python drops what a destructor raises; a parser of redis-py has one, and it runs whenever it likes."""
+    code = (
+        "import os, signal, time\n"
+        "from pipeline import cli\n"
+        "cli._prepare(alone=True)\n"
+        "class Parser:\n"
+        "    def __del__(self):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "        time.sleep(0.01)\n"
+        "try:\n"
+        "    Parser()\n"
+        "    time.sleep(20)\n"
+        "except KeyboardInterrupt:\n"
+        "    raise SystemExit(130)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")

@@ -1,7 +1,8 @@
-"""What `logweir doctor` says of the GPUs of a machine."""
+"""What `logweir doctor` says of packages, the GPUs of a machine and its Redis."""
 
 import importlib.metadata
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,3 +120,43 @@ def test_a_redis_that_keeps_its_promises_is_well_and_one_that_does_not_is_warned
     finally:
         server.kill()  # it refuses SIGTERM as long as it writes its first append-only file
         server.wait(10)
+
+
+def packages_lack(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, None)  # no import finds it
+
+
+def test_an_extra_that_is_not_installed_is_named_and_lacks_nothing(
+    logweir: Verb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages_lack(monkeypatch, "opensearchpy", "confluent_kafka", "nats", "nkeys", "obstore", "deltalake")
+    done = logweir("doctor")
+    assert done.code == 0, done.out
+    (line,) = lines_of(logweir, "extra kafka")
+    assert line == (
+        "ok      extra kafka: left out: confluent_kafka not installed; "
+        "run: pip install '.[kafka]' in a clone of logweir"
+    )
+
+
+@pytest.mark.parametrize(
+    "package", ["duckdb", "tokenizers", "safetensors", "jinja2", "msgpack", "zstandard", "numpy"]
+)
+def test_each_package_that_works_on_lines_is_missed(
+    logweir: Verb, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    packages_lack(monkeypatch, package)
+    done = logweir("doctor")
+    assert done.code == 1, done.out
+    assert f"missing packages: {package} not installed; run: pip install '.[worker]' in a clone" in done.out
+
+
+def test_a_feature_that_is_set_up_without_its_packages_is_a_fault(
+    logweir: Verb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages_lack(monkeypatch, "confluent_kafka")
+    monkeypatch.delitem(sys.modules, "pipeline.sources.kafka.client", raising=False)
+    monkeypatch.setenv("LOGWEIR_KAFKA_SOURCE", "kafka://broker:9092/app-logs")
+    done = logweir("doctor")
+    assert done.code == 1 and "missing Kafka at broker:9092: this needs packages" in done.out, done.out

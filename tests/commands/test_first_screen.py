@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -12,7 +13,9 @@ import pytest
 
 from pipeline.commands.run import stdin_copy
 from pipeline.commands.run.first_screen import look, rows
+from pipeline.commands.run.inputs import plan_run
 from pipeline.commands.run.journey import _cuts
+from pipeline.errors import BadInput
 from pipeline.records.schema import raw_frame
 from pipeline.settings import Settings
 from pipeline.sources.framing import MAX_RECORD_BYTES
@@ -106,24 +109,39 @@ def test_a_pipe_that_does_not_end_is_named_and_its_copy_is_bounded(
     monkeypatch.setattr(sys, "stdin", stdin)
     thread = threading.Thread(target=endless)
     thread.start()
-    with stdin_copy.stdin_as_file(["-", "other"], most_bytes=1_000) as (names, notes):
-        copied = Path(names[0]).read_bytes()
-        assert names[1] == "other"
+    with stdin_copy.stdin_as_file(["-", "other"], most_bytes=1_000) as given:
+        assert given.stdin is not None and given.files == (str(given.stdin.path), "other")
+        copied = given.stdin.path.read_bytes()
     thread.join(10)
     stdin.close()
     assert copied == b"one line\n" * 111
-    assert notes == [n for n in notes if "its first 999 bytes were judged" in n]
+    assert len(given.notes) == 1 and "its first 999 bytes were judged" in given.notes[0]
     assert "logweir send -" in capfd.readouterr().err
-    assert not Path(names[0]).exists()
+    assert not given.stdin.path.exists()
 
 
 def test_a_pipe_that_ends_is_copied_whole_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\nb")))
-    with stdin_copy.stdin_as_file(["-"]) as (names, notes):
-        assert Path(names[0]).read_bytes() == b"a\nb"
-    assert notes == []
-    said = stdin_copy.of_stdin(f"{names[0]}: no time; see `logweir formats {names[0]}`", ["-"], names)
-    assert said == "standard input: no time; see `logweir formats FILE` for a file of them"
+    with stdin_copy.stdin_as_file(["-"]) as given:
+        assert given.stdin is not None and given.stdin.path.read_bytes() == b"a\nb"
+    assert given.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"", "^stdin is empty$"), ("a\n".encode("utf-16"), "^stdin is UTF-16"), (b"\x00\x01" * 99, "^stdin ")],
+)
+def test_what_is_odd_about_standard_input_names_no_file_that_nobody_knows(
+    content: bytes, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    with stdin_copy.stdin_as_file(["-"]) as given:
+        try:
+            plan = plan_run(given.files, [], out=tmp_path, workload=None, report=None, stdin=given.stdin)
+            (note,) = plan.notes
+        except BadInput as exc:
+            note = str(exc)
+    assert re.search(said, note) and "/" not in note
 
 
 def test_of_a_pattern_only_the_error_like_records_are_counted_and_shown(tmp_path: Path) -> None:

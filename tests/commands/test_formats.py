@@ -10,9 +10,8 @@ import pytest
 
 from pipeline.cli import main
 from pipeline.commands import formats as verb
-from pipeline.commands.format_examples import EXAMPLES
 from pipeline.records.declared import read_formats
-from pipeline.sources.formats import NAMES, detect
+from pipeline.sources.formats_text import BY_NAME, NAMES
 
 SHIPPED = Path(__file__).parents[2] / "config" / "formats.toml"
 CHECKS = [
@@ -30,15 +29,19 @@ CHECKS = [
 ]
 
 
-def test_every_known_format_has_an_example_that_it_recognises() -> None:
-    assert list(EXAMPLES) == list(NAMES), "add an example to pipeline/commands/format_examples.py"
-    assert [name for name, line in EXAMPLES.items() if name not in detect([line])] == []
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """The declaration that the head of the shipped file shows."""
+    lines = SHIPPED.read_text().split("# Formats of your own")[0].splitlines()
+    path = tmp_path / "own.toml"
+    path.write_text("\n".join(line[4:] for line in lines if line.startswith("#   ")))
+    return path
 
 
-def test_the_list_names_every_format(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_names_every_format(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["formats", "--json"]) == 0
     assert [row["name"] for row in json.loads(capsys.readouterr().out)] == list(NAMES)
-    assert main(["formats", "--formats", str(SHIPPED)]) == 0
+    assert main(["formats", "--formats", str(own)]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) == len(NAMES) + 1 and shown[0].startswith("shop ")
     assert not any(c in "".join(shown) for c in "\x1b\r")
@@ -49,16 +52,16 @@ def test_a_file_is_described_by_shares_guesses_and_records(
 ) -> None:
     path = tmp_path / "a.log"
     syslog = [f"Jan 02 10:00:0{n} box sshd[7]: failed \x1b[2J" for n in range(6)]
-    free = [f"no header {n}" for n in range(4)]
+    free = ["no header"]
     path.write_text("\n".join([*free, *syslog]) + "\n")
     assert main(["formats", str(path)]) == 0
     shown = capsys.readouterr().out
-    assert "formats  syslog 60.0%" in shown and "no year, guessed 20" in shown and "no zone" in shown
-    assert "1: no header 0" in shown and "| box | sshd | failed" in shown and "\x1b" not in shown
+    assert "formats  syslog 85.7%" in shown and "no year, guessed 20" in shown and "no zone" in shown
+    assert "1: no header" in shown and "| box | sshd | failed" in shown and "\x1b" not in shown
     assert main(["formats", str(path), "--json"]) == 0
     (facts,) = json.loads(capsys.readouterr().out)
-    assert (facts["records"], facts["times"]["timed"], facts["formats"]) == (10, 6, {"syslog": 0.6})
-    assert [row["line"] for row in facts["unrecognised"]] == [1, 2, 3]
+    assert (facts["records"], facts["times"]["timed"], facts["formats"]) == (7, 6, {"syslog": 6 / 7})
+    assert [row["line"] for row in facts["unrecognised"]] == [1]
     assert [row["service"] for row in facts["parsed"]] == ["sshd"] * 3
 
 
@@ -67,7 +70,11 @@ def test_the_members_of_an_archive_are_described(
 ) -> None:
     path = tmp_path / "logs.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
-        for name, line in (("a.log", EXAMPLES["syslog"]), ("b.log", EXAMPLES["klog"]), ("c.bin", "\0" * 90)):
+        for name, line in (
+            ("a.log", BY_NAME["syslog"].example),
+            ("b.log", BY_NAME["klog"].example),
+            ("c.bin", "\0" * 90),
+        ):
             data = f"{line}\n".encode() * 3_000
             (info := tarfile.TarInfo(name)).size = len(data)
             archive.addfile(info, io.BytesIO(data))
@@ -110,9 +117,40 @@ def test_wrong_arguments_are_one_sentence(tmp_path: Path, capsys: pytest.Capture
         assert len(said.err.splitlines()) == 1 and not said.out
 
 
-def test_the_shipped_declarations_are_sound(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_shipped_format_reads_its_example_as_it_expects(capsys: pytest.CaptureFixture[str]) -> None:
+    assert all(form.example for form in BY_NAME.values())
+    assert main(["formats", "--check"]) == 0
+    said = capsys.readouterr().out
+    assert f"{len(NAMES)} formats, nothing is wrong" in said
     assert main(["formats", "--check", str(SHIPPED)]) == 0
-    assert "nothing is wrong" in capsys.readouterr().out
+    assert capsys.readouterr().out == said
+
+
+def test_the_declaration_in_the_head_of_the_shipped_file_is_sound(
+    own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["formats", "--check", str(own)]) == 0
+    assert "1 format, nothing is wrong" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "fault"),
+    [
+        ("time", "2026-11-20T10:00:01Z", "the time of its example is read as 2026-11-20 09:00:01"),
+        ("time", "at ten", "'at ten' that it expects is none"),
+        ("level", "warning", "the level of its example is read as 'error'"),
+        ("message", "stock", "the message of its example is read as 'no stock of 17'"),
+        ("pid", "7", "the keys of expect are time, level"),
+    ],
+)
+def test_an_example_that_is_read_otherwise_than_expected_is_named(
+    own: Path, capsys: pytest.CaptureFixture[str], key: str, value: str, fault: str
+) -> None:
+    text = own.read_text()
+    own.write_text(text[: text.index("expect")] + f'expect.{key} = "{value}"')
+    assert main(["formats", "--check", str(own)]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert fault in said
 
 
 @pytest.mark.parametrize("case", CHECKS)

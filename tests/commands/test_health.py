@@ -10,6 +10,7 @@ import pytest
 import redis
 from command_line import Verb, command_line
 
+from pipeline.models.registry import Registry
 from pipeline.observe.embedded import called, private_url
 from pipeline.observe.presence import Pace, Presence, WorkerView
 from pipeline.redis.keys import SHARED, WORKER_TTL_S
@@ -120,6 +121,26 @@ def test_ready_means_to_answer_under_the_live_model_where_a_role_answers(
     presence.serves("ingest@host", {SHARED: "m0001-aa"})
     assert logweir("health", "ingest@host", "--ready").code == 0
     assert logweir("health", "store@host", "--ready").code == 0, "it answers under none"
+
+
+def test_workers_are_not_ready_while_none_can_read_a_version_of_the_model(
+    presence: Presence, settings: Settings, logweir: Verb
+) -> None:
+    everybody(presence)
+    live_model(presence, "m000002-aaaaaaaa")
+    Registry(presence.client, settings).report_fault(
+        "m000002-aaaaaaaa", "an older build made it; train again"
+    )
+    for args in ((), ("ingest@host",), ("drain",)):
+        done = logweir("health", *args, "--ready")
+        assert done.code == 1 and done.err == (
+            "logweir: no version of the model can be read: m000002-aaaaaaaa: an older build made it; "
+            "train again\n"
+        )
+    assert logweir("health", "store@host", "--ready").code == 0
+    assert logweir("health").code == 0, "they are alive all the same"
+    presence.serves("ingest@host", {SHARED: "m000001-aaaaaaaa"})
+    assert logweir("health", "--ready").code == 0, "the version before serves"
 
 
 def test_the_roles_that_answer_are_those_that_load_a_version() -> None:

@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 import redis
+from answers_contract import frame, row
 from command_line import Verb, command_line
 
 from pipeline.redis.keys import Keys
+from pipeline.service.incidents import read_incidents
 from pipeline.settings import Settings
+from pipeline.sinks.choose import parquet_of
 from pipeline.watching.incidents.live import IncidentEvent, Incidents
 
 
@@ -96,6 +99,19 @@ def test_incidents_are_listed_newest_first_with_what_one_must_know(
     assert max(map(len, said.out.splitlines())) <= 100
 
 
+def test_incidents_of_a_broken_clock_are_listed_last_and_marked(
+    verb: Verb, client: "redis.Redis", settings: Settings
+) -> None:
+    *_, old = put(client, settings, [event(1, 5 * HOUR)], [event(2, -72 * HOUR)])
+    told = json.loads(verb("--json").out)
+    assert [(one["ahead"], one["id"] == old) for one in told] == [(False, True), (True, False)]
+    assert [one.ahead for one in read_incidents(client, settings, now(), limit=2).incidents] == [False, True]
+    listed = verb().out
+    assert listed.index(old) < listed.index(told[1]["id"]) < listed.index("ahead of the clock")
+    assert "ahead of the clock" in verb(told[1]["id"]).out
+    assert "ahead of the clock" not in verb(old).out
+
+
 def test_an_incident_of_lines_without_a_time_shows_no_clock_time(
     verb: Verb, client: "redis.Redis", settings: Settings
 ) -> None:
@@ -105,6 +121,30 @@ def test_an_incident_of_lines_without_a_time_shows_no_clock_time(
         said = verb(*asked).out
         assert "no time" in said and shown not in said
     assert json.loads(verb(name, "--json").out)["timed"] is False
+
+
+def test_what_was_never_said_before_stands_in_a_line_below(
+    verb: Verb, client: "redis.Redis", settings: Settings
+) -> None:
+    (name,) = put(client, settings, [event(1, HOUR / 2)])
+    assert "never said" not in verb().out
+    said = {
+        "reasons": ["never-said:900 healthy"],
+        "timestamp": now() - 3 * HOUR,
+        "message": "array is degraded",
+    }
+    rows = [row(n, template_id=n, pattern_id=n, score=n / 10, **said) for n in (1, 2)]
+    parquet_of(settings).write("b", frame(rows))
+    flat = " ".join(verb().out.split())
+    assert flat.index(name) < flat.index("never said before: array is degraded (never seen in 900 lines;")
+    assert flat.endswith("usually “healthy”), and 1 more; `logweir results --news` lists them")
+    for other in (("--since", "1h"), ("--open",), ("--json",), (name,)):
+        assert "never said" not in verb(*other).out, other
+    for file in settings.data.results.rglob("*.parquet"):
+        file.write_bytes(b"damaged")
+    said_then = verb()
+    assert (said_then.code, name in said_then.out) == (0, True)
+    assert "what was never said before is not known now" in " ".join(said_then.err.split())
 
 
 def test_where_an_incident_likely_began_is_said_with_reasons(

@@ -141,5 +141,5 @@ def test_other_rules_can_be_tried_before_they_are_set(verb: Verb, tmp_path: Path
 
 
 def test_without_rules_it_says_so(verb: Verb, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LOGWEIR_WORKLOAD_RULES")
+    monkeypatch.setenv("LOGWEIR_WORKLOAD_RULES", "")
     assert "no rule: workload_rules is not set" in verb("--explain", "pod=x").out

@@ -14,8 +14,8 @@ from pipeline.cli import ONLY_HERE, REMOTE, VERBS, main, parser
         ("status --jsno", "usage: logweir status", "--jsno; did you mean --json?"),
         ("status extra", "usage: logweir status", "unrecognized arguments: extra\n"),
         ("watch ad x", "usage: logweir watch", "'ad' is not known; did you mean add?"),
-        ("gpu simulat", "usage: logweir gpu", "'simulat' is not known; did you mean simulate?"),
-        ("gpu simulate --laod 3", "usage: logweir gpu simulate", "--laod 3; did you mean --load?"),
+        ("gpu submt", "usage: logweir gpu", "'submt' is not known; did you mean submit?"),
+        ("gpu usage --snice 3d", "usage: logweir gpu usage", "--snice 3d; did you mean --since?"),
         ("--jsno status", "usage: logweir [-h]", "unrecognized arguments: --jsno"),
     ],
 )

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from bench._log_files import read_file
 from pipeline.commands.recognition import TimeNotes, times_found
 from pipeline.commands.run.packs import Pack, packs
 from pipeline.records.schema import raw_frame
-from pipeline.sources import files, formats
+from pipeline.sources import formats
 from pipeline.sources.stdin import Peeked, read_stream
 
 NOW = datetime(2026, 1, 20, 12, 0, tzinfo=UTC)
@@ -47,7 +48,7 @@ def noted(tmp_path: Path, zone: str = "UTC", **texts: str) -> list[str]:
     for name, text in texts.items():
         path = tmp_path / name
         path.write_text(text)
-        for chunk in files.read_file(path, max_records=2):
+        for chunk in read_file(path, max_records=2):
             notes.see(name, chunk)
     return notes.notes()
 
@@ -58,6 +59,13 @@ def test_files_of_one_kind_share_a_sentence(tmp_path: Path) -> None:
     assert note.startswith("4 files (a, b, c, ...): no time recognised") and note.endswith(
         "`logweir formats a`"
     )
+
+
+def test_a_table_without_names_of_its_columns_is_told(tmp_path: Path) -> None:
+    rows = "".join(f"2026-11-20T10:00:0{n}Z;h{n};ERROR;{n};no stock of {n}\n" for n in range(6))
+    headed = f"time;host;level;n;message\n{rows}"
+    (note,) = noted(tmp_path, bare=rows, headed=headed)
+    assert note.startswith("bare: read as a table by the values of its columns")
 
 
 def test_standard_input_without_times_is_told_a_command_that_works() -> None:
@@ -91,7 +99,7 @@ def test_the_files_of_a_pack_are_told_apart_as_those_read_alone(tmp_path: Path, 
         assert isinstance(pack, Pack)
         together.see_all(pack.records, pack.formats)
     for path in paths:
-        (chunk,) = files.read_file(path)
+        (chunk,) = read_file(path)
         alone.see(str(path), chunk)
     assert together.found == alone.found
     assert sorted(together.notes()) == sorted(alone.notes())

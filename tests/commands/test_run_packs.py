@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench._log_files import read_file
 from pipeline import detect
 from pipeline.commands.run.packs import FEW, SMALL_BYTES, Pack, packs
 from pipeline.drain.masking.mask_set import MaskSet
@@ -18,7 +19,6 @@ from pipeline.records.declared import choice
 from pipeline.records.delivery import Meta
 from pipeline.records.schema import RAW_SCHEMA
 from pipeline.sources import formats
-from pipeline.sources.files import read_file
 
 pytestmark = pytest.mark.long
 

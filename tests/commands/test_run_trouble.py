@@ -10,9 +10,15 @@ import redis
 from own_redis import server
 from polling import Clock, wait_until
 
-from pipeline.commands.run.trouble import CERTAIN_S, Troubles
-from pipeline.errors import BadInput, SinkUnavailable
+from pipeline.commands.run import trouble
+from pipeline.commands.run.inputs import RunPlan
+from pipeline.commands.run.journey import Journey
+from pipeline.commands.run.trouble import CERTAIN_S, STUCK_S, TROUBLE_S, StandstillLimit, Troubles
+from pipeline.errors import BadInput, SinkUnavailable, StackFailed
 from pipeline.observe.presence import Presence
+from pipeline.producer import Producer
+from pipeline.records.batch import Purpose
+from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
 from pipeline.workers.stack.limits import MIB, check_disk
@@ -94,3 +100,58 @@ def test_a_redis_that_is_away_has_refused_nothing(tmp_path: Path, settings: Sett
     away = redis.Redis(unix_socket_path=str(tmp_path / "none.sock"))
     troubles = Troubles(away, Presence(away, settings), Keys("p"), tmp_path, Clock())
     assert troubles.refusal() == ""
+
+
+def test_a_wait_ends_sooner_with_a_reason_than_without_one_and_never_while_work_moves(tmp_path: Path) -> None:
+    clock, reason = Clock(), ""
+    limit = StandstillLimit("lines wait", lambda: reason, logs=tmp_path, clock=clock)
+    for step in range(5):
+        clock.now += STUCK_S - 1
+        assert limit.look(step) == ""
+    reason = "No space left on device"
+    clock.now += TROUBLE_S
+    assert limit.look(4) == reason
+    clock.now += 1
+    with pytest.raises(SinkUnavailable, match=r"^lines wait: No space left on device$"):
+        limit.look(4)
+    reason = ""
+    assert limit.look(4) == ""
+    clock.now += STUCK_S
+    with pytest.raises(StackFailed, match=rf"lines wait and nothing moved for 150 s; the logs in {tmp_path}"):
+        limit.look(4)
+
+
+class _NoStack:
+    """A stack whose workers do nothing."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def producer(self) -> Producer:
+        return Producer.connect(self.settings)
+
+    def expect_training(self) -> None: ...
+
+    def check(self) -> None: ...
+
+
+def test_a_full_pipeline_that_nobody_empties_ends_the_run_with_the_reason_on_its_last_line(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trouble, "TROUBLE_S", 1.0)
+    log = tmp_path / "app.log"
+    log.write_text("".join(f"2026-11-20T10:00:00Z INFO request {i}\n" for i in range(400)))
+    plan = RunPlan(inputs=(log,), baseline=(), out=tmp_path / "out", workload=None, report=None)
+    settings = settings.replace(max_pending_batches=2, batch_records=20)
+    shown: list[tuple[str, str]] = []
+
+    def show(phase: str, _done: float, _total: float, detail: str) -> None:
+        shown.append((phase, detail))
+        presence.complain("store", "No space left on device")
+
+    with connect(settings) as client:
+        presence = Presence(client, settings)
+        journey = Journey(settings, _NoStack(settings), show, plan=plan)  # type: ignore[arg-type]
+        with pytest.raises(SinkUnavailable, match="no room becomes free for more lines: No space left"):
+            journey.send([log], Purpose.SCORE)
+    assert shown[-1] == ("reading", "No space left on device")

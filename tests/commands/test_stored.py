@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import sys
 import time
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+import redis
 from answers_contract import frame, row
 from command_line import Verb, command_line
 
@@ -19,12 +21,14 @@ from pipeline.commands.stored import tables
 from pipeline.opensearch.client import opensearch_client
 from pipeline.opensearch.documents import indices
 from pipeline.records.schema import RESULT_SCHEMA
+from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
 from pipeline.sinks.compaction import Compactor, Fate
 from pipeline.sinks.manifest import ResultTable
 from pipeline.sinks.opensearch import OpenSearchSink
 from pipeline.sinks.parquet import ParquetSink
-from pipeline.sinks.retention import Retention
+from pipeline.sinks.retention import GRACE_S, Retention
+from pipeline.workers.same_store import join
 
 HOUR = timedelta(hours=1)
 DAY_S = 86_400
@@ -63,13 +67,38 @@ def test_units_are_printed_with_their_reasons(logweir: Verb, settings: Settings)
         stored(settings, *calm, batch=f"c{place}", host=f"n{place}")
     stored(settings, (0.1, 9), (0.2, 9), batch="bad", host="n2", anomalous=True, pattern_id=9, p_value=0.001)
     said = logweir("units", "--since", "1h").out.splitlines()
-    assert said[0].startswith("1. n2  p 0.04") and "2 anomalous" in said[0]
+    assert said[0].startswith("1. n2  unusual, p <0.0001") and "2 anomalous" in said[0]
     assert any("anomalous pattern (p 0.001)" in line for line in said[1:4])
-    assert "24 normal units allow no level below 0.04" in "\n".join(said)
+    assert "beside 24 normal units" in "\n".join(said) and "1 of them unusual" in said
     assert json.loads(logweir("units", "--json", "--limit", "1").out)["ranking"]["units"][0]["unit"] == "n2"
     nothing = logweir("units", "--by", "service").out
     assert nothing.startswith("no line of this span names a service")
     assert logweir("units", "--normal", "1m").code == 2
+
+
+def test_news_are_listed_with_their_reasons(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = "array md0 is degraded " + "and the rebuild waits for a disk " * 20
+    stored(settings, (1, 1), reasons=["never-said:900 healthy"], score=0.4, message=long, level="info")
+    stored(settings, (2, 2), (30, 3), batch="c", reasons=["never-said:900"], pattern_id=7, message="\x1b[31m")
+    with command_line(settings, monkeypatch, capsys, "results", columns=80) as results:
+        lines = results("--news").out.splitlines()
+        assert max(map(len, lines)) <= 80 and "\x1b" not in "".join(lines)
+        assert lines[0].startswith("n1 · ") and lines[0].endswith(" · info · 1 line · shop · T1")
+        text = " ".join(" ".join(lines).split())
+        assert "array md0 is degraded" in text and "waits for …" not in text
+        assert "never seen in 900 lines; usually “healthy” n2" in text
+        assert "1 calm line never said before" in " ".join(results("--news", "--limit", "1").out.split())
+        found = json.loads(results("--news", "--since", "3d", "--json").out)
+        assert [(one["template_id"], one["usual"]) for one in found] == [(1, "healthy"), (2, ""), (3, "")]
+        assert found[0]["message"] == long and found[0]["why"].endswith("usually “healthy”")
+        assert "all calm lines had been said before" in results("--news", "--workload", "other").out
+        assert "leave out --level" in results("--news", "--level", "error").err
+    compacted(ParquetSink(settings.data.results), 40, lines=30 * DAY_S)
+    with command_line(settings, monkeypatch, capsys, columns=400) as verb:
+        assert verb("results", "--since", "3d").out.startswith("no line")
+        assert "array md0 is degraded" in verb("results", "--news").out
 
 
 def test_patterns_are_compared_with_the_span_before_or_another_one(logweir: Verb, settings: Settings) -> None:
@@ -151,8 +180,78 @@ def test_an_export_holds_what_was_asked_for(
     said = logweir("export", f"--{kind}", str(target))
     assert (said.code, f"--{kind} {target} exists" in said.err) == (2, True)
     none = logweir("export", f"--{kind}", str(tmp_path / "none"), "--workload", "nobody", "--json")
-    assert json.loads(none.out) == {"format": kind, "path": str(tmp_path / "none"), "lines": 0}
+    assert json.loads(none.out) == {"format": kind, "path": str(tmp_path / "none"), "lines": 0, "missing": 0}
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".out")) == []
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "delta"])
+def test_an_export_counts_the_lines_of_files_that_are_gone(
+    logweir: Verb, settings: Settings, tmp_path: Path, kind: str
+) -> None:
+    stored(settings, (2, 1), (3, 1), batch="one")
+    sink = stored(settings, (4, 1), batch="two")
+    sink.files.file(sink.parts()[0]).unlink()
+    said = logweir("export", f"--{kind}", str(tmp_path / f"out.{kind}"))
+    assert (said.code, "1 line in " in said.out) == (1, True)
+    assert "files with 2 stored lines are not in the store any more" in said.err
+
+
+def test_results_and_patterns_say_that_files_are_gone_only_where_they_looked_for_them(
+    logweir: Verb, settings: Settings
+) -> None:
+    stored(settings, (50, 1), (51, 1), batch="one")
+    sink = stored(settings, (4, 1), batch="two")
+    sink.files.file(sink.parts()[0]).unlink()
+    for verb in ("results", "results --json", "patterns --since 3d", "patterns --since 3d --json"):
+        said = logweir(*verb.split())
+        assert (said.code, "files with 2 stored lines are not in the store" in said.err) == (1, True), verb
+        assert "T1" in said.out or "message 1" in said.out or '"template_id": 1' in said.out, verb
+    for verb in ("results --since 1d", "patterns --since 1d"):
+        assert (logweir(*verb.split()).code, logweir(*verb.split()).err) == (0, ""), verb
+
+
+def test_an_export_of_a_file_that_may_not_be_read_does_not_blame_the_target(
+    logweir: Verb, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root reads every file, so the words are those of Polars."""
+    stored(settings, (2, 1))
+
+    def refused(*_: object) -> int:
+        raise OSError("Permission denied (os error 13): /srv/results/v2/part.parquet")
+
+    monkeypatch.setitem(tables.WRITERS, "csv", refused)
+    said = logweir("export", "--csv", str(tmp_path / "out.csv"))
+    assert said.code != 0
+    assert "/srv/results/v2/part.parquet" in said.err and "--csv" not in said.err
+
+
+def test_an_export_keeps_the_files_that_it_reads_from_compaction(
+    logweir: Verb, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(70):
+        sink = stored(settings, (2 + n / 100, 1), batch=f"b{n}")
+    write = tables.WRITERS["csv"]
+
+    def slowly(rows: pl.LazyFrame, path: Path) -> int:
+        compacted(sink, days=10 / DAY_S)
+        compacted(sink, days=(GRACE_S + 60) / DAY_S)
+        return write(rows, path)
+
+    monkeypatch.setitem(tables.WRITERS, "csv", slowly)
+    said = logweir("export", "--csv", str(tmp_path / "out.csv"))
+    assert (said.code, said.out.split(" in ")[0]) == (0, "70 lines"), said.err
+
+
+def test_exports_of_the_same_lines_are_equal(
+    logweir: Verb, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(12):
+        stored(settings, *((12 - n - k / 1000, 1) for k in range(400)), batch=f"b{n:02}")
+    monkeypatch.setattr(tables, "CHUNK", 500)
+    for name in ("one.csv", "two.csv"):
+        assert logweir("export", "--csv", str(tmp_path / name)).code == 0
+    assert (tmp_path / "one.csv").read_bytes() == (tmp_path / "two.csv").read_bytes()
+    assert pl.read_csv(tmp_path / "one.csv")["timestamp"].is_sorted()
 
 
 @pytest.mark.parametrize("wrapped", [OSError, pl.exceptions.ComputeError, RuntimeError])
@@ -188,7 +287,7 @@ def test_an_export_that_fails_leaves_nothing_and_says_what_to_do(
     assert "cannot be written (No such file or directory)" in said.err and "Traceback" not in said.err
     monkeypatch.setitem(sys.modules, "deltalake", None)
     said = logweir("export", "--delta", str(tmp_path / "out"))
-    assert (said.code, "pip install 'logweir[delta]'" in said.err) == (2, True)
+    assert (said.code, "pip install '.[delta]' in a clone" in said.err) == (2, True)
 
     def full(*_: object) -> int:
         (tmp_path / "half").write_text("half")
@@ -249,3 +348,45 @@ def test_results_of_plain_lines_have_no_fields(logweir: Verb, settings: Settings
     stored(settings, (0.1, 1))
     (one,) = json.loads(logweir("results", "--json").out)
     assert (one["trace_id"], one["span_id"], one["fields"]) == (None, None, {})
+
+
+def test_lines_of_a_broken_clock_do_not_head_the_results_but_are_named(
+    logweir: Verb, settings: Settings
+) -> None:
+    stored(settings, (0.2, 1), (-20, 2), (-72, 3), (-73, 4))
+    said = logweir("results")
+    assert [name in said.out for name in ("message 1", "message 2", "message 3")] == [True, True, False]
+    (until,) = re.findall(r"more than a day ahead of the clock; --until (\S+) shows them", said.err)
+    shown = logweir("results", "--until", until, "--limit", "2")
+    assert "message 4" in shown.out and "message 3" in shown.out and shown.err == ""
+    only = logweir("results", "--text", "message 3")
+    assert "no line in" in only.out and f"--until {until} shows them" not in only.out
+    assert "more than a day ahead of the clock" in only.err
+    assert logweir("results", "--text", "message 1").err == ""
+
+
+def test_results_that_were_there_and_are_gone_are_not_called_none(
+    logweir: Verb, client: "redis.Redis", settings: Settings
+) -> None:
+    keys = Keys(settings.redis.key_prefix)
+    client.sadd(keys.workloads, "shop")
+    client.hset(keys.totals("shop"), mapping={"accepted": 9, "stored": 9})
+    assert "no results in" in logweir("results").out, "lines of a baseline are no results"
+    client.hset(keys.totals("shop"), "normal", 9)
+    for verb in ("results", "patterns", "rates"):
+        said = logweir(verb)
+        assert said.code == 1 and "were there before, and are gone; mount their folder" in said.err, said
+    status = logweir("status")
+    assert "trouble   the results in " in status.out and "are gone" in status.out
+    stored(settings, (0.2, 1))
+    assert "message 1" in logweir("results").out and "trouble" not in logweir("status").out
+
+
+def test_a_store_that_was_replaced_is_named(logweir: Verb, client: "redis.Redis", settings: Settings) -> None:
+    join(client, settings)
+    stored(settings, (0.2, 1))
+    assert "message 1" in logweir("results").out
+    settings.data.dir.rename(settings.data.dir.with_name("unmounted"))
+    settings.data.dir.mkdir()
+    said = logweir("results")
+    assert said.code == 2 and "is another one, or empty; mount or restore it" in said.err, said

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import polars as pl
@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
+from pipeline.controller import drift as module
 from pipeline.controller.drift import (
     BINS,
     COUNTERS,
@@ -21,10 +22,10 @@ from pipeline.controller.drift import (
     DriftWindow,
     advance,
     drift_between,
-    measure,
     stability,
     sums,
 )
+from pipeline.controller.drift_counts import measure_all
 from pipeline.detect import WORK_SCHEMA
 from pipeline.errors import BadPayload
 from pipeline.records.schema import RESULT_SCHEMA
@@ -33,6 +34,17 @@ LINES = 2_000  # in a window
 # The defaults of the settings, which the false alarms are counted by.
 NOVELTY, UNKNOWN, SCORE = 0.05, 0.10, 0.25
 modest = effort(max_examples=60, deadline=None)  # a busy machine is no fault
+TOMORROW = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reference needs no day, where a test does not say so."""
+    monkeypatch.setattr(module, "REFERENCE", timedelta(0))
+
+
+def measure(rows: pl.DataFrame, work: pl.DataFrame) -> dict[str, int]:
+    return measure_all([rows], [work])[0]
 
 
 def rows(scores: list[float | None], reasons: list[list[str]] | None = None) -> pl.DataFrame:
@@ -120,7 +132,9 @@ class Stream:
         for _ in range(lines // self.drawn):
             for name, amount in self.batch().items():
                 self.totals[name] += amount
-            state, drift = advance(state, version="v1", counters=self.totals, drift_lines=self.size)
+            state, drift = advance(
+                state, version="v1", counters=self.totals, drift_lines=self.size, now=TOMORROW
+            )
             seen.append(drift)
         return state, seen
 
@@ -186,28 +200,40 @@ def even(lines: int, **more: int) -> dict[str, int]:
 def test_nothing_is_told_before_reference_and_window_are_full() -> None:
     state: DriftWindow | None = None
     for lines in (0, 60, 110, 160, 209):
-        state, drift = advance(state, version="v1", counters=even(lines), drift_lines=100)
+        state, drift = advance(state, version="v1", counters=even(lines), drift_lines=100, now=TOMORROW)
         assert not drift.ready
         assert drift.lines == lines
         assert drift.needed == (200 if lines < 100 else 220)
         assert (drift.novelty, drift.unknown, drift.score) == (0, 0, 0)
-    _, drift = advance(state, version="v1", counters=even(220), drift_lines=100)
+    _, drift = advance(state, version="v1", counters=even(220), drift_lines=100, now=TOMORROW)
     assert drift.ready
+
+
+def test_a_reference_spans_a_day_however_many_lines_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    state: DriftWindow | None = None
+    for hour, lines in ((0, 10), (1, 5_000), (23, 90_000), (24, 96_000), (47, 180_000)):
+        state, drift = advance(
+            state, version="v1", counters=even(lines), drift_lines=100, now=TOMORROW + timedelta(hours=hour)
+        )
+        assert not drift.ready and (state.reference is None) == (hour < 24)
+    _, drift = advance(state, version="v1", counters=even(192_000), drift_lines=100, now=TOMORROW)
+    assert drift.ready and drift.lines == 96_000
 
 
 def test_another_version_begins_anew() -> None:
     stream = Stream(1)
     state, seen = stream.run(None, 3 * LINES)
     assert seen[-1].ready
-    state, drift = advance(state, version="v2", counters=even(50), drift_lines=LINES)
+    state, drift = advance(state, version="v2", counters=even(50), drift_lines=LINES, now=TOMORROW)
     assert (drift.version, drift.ready, drift.lines) == ("v2", False, 50)
-    assert state == DriftWindow(version="v2")
+    assert state == DriftWindow(version="v2", began=TOMORROW)
 
 
 def test_sums_that_shrink_begin_anew() -> None:
     state, seen = Stream(1).run(None, 3 * LINES)
     assert seen[-1].ready
-    state, drift = advance(state, version="v1", counters=even(10), drift_lines=LINES)
+    state, drift = advance(state, version="v1", counters=even(10), drift_lines=LINES, now=TOMORROW)
     assert not drift.ready
     assert state.reference is None
 
@@ -219,7 +245,7 @@ def test_a_window_is_as_long_as_its_reference_and_not_much_longer(steps: list[in
     lines = 0
     for step in steps:
         lines += step
-        state, drift = advance(state, version="v1", counters=even(lines), drift_lines=size)
+        state, drift = advance(state, version="v1", counters=even(lines), drift_lines=size, now=TOMORROW)
         if drift.ready:
             assert state.reference is not None
             span = max(size, state.reference["lines"])

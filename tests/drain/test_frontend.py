@@ -4,7 +4,6 @@ benchmarks beside Drain3."""
 import csv
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from unittest import mock
 
 import polars as pl
@@ -12,6 +11,7 @@ import pytest
 from drain3.masking import LogMasker
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from log_sets import DATA, needs_log_sets
 
 from bench import _drain3, frontend, parsing
 from pipeline import detect
@@ -25,17 +25,16 @@ from pipeline.drain.masking.multiline import cleaned
 from pipeline.drain.masking.passes import run_on_shapes
 from pipeline.drain.masking.plan import one_round
 from pipeline.records.columns import PARALLEL_ROWS, kinds, per_distinct, spread
+from pipeline.records.declared import Declaration
 from pipeline.records.schema import raw_frame
 from pipeline.settings import Settings
 from pipeline.sources import formats
 from pipeline.sources.chunks import Chunk, Cursor
-from pipeline.sources.formats_text import CRI, Format
-from pipeline.sources.formats_text_more import TEXT_FORMATS
+from pipeline.sources.formats_text import CRI, TEXT_FORMATS
 from pipeline.sources.lines import LineCutter, decode
 from tests.drain.test_masking import MESSAGES
 from tests.sources.test_formats import EXAMPLES
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
 MASKS = MaskSet.load()
 # Digits are left where no mask takes them: shapes alone do not tell the masked line there.
 SPARING = MaskSet.of(
@@ -56,7 +55,7 @@ LINES = st.lists(st.one_of(MESSAGES, HOSTILE), max_size=5).map(" ".join)
 
 
 META = frontend.meta_of(
-    Chunk(records=raw_frame([]), formats=(), cursor=Cursor(path="", identity=""), position=0)
+    Chunk(records=raw_frame([]), formats=(), start=0, cursor=Cursor(path="", identity=""), position=0)
 )
 
 
@@ -461,7 +460,7 @@ def test_a_batch_of_lines_is_prepared_as_each_line_alone(
 FORMATS = [*TEXT_FORMATS, CRI]
 
 
-def whole(form: Format, raw: pl.Series) -> pl.DataFrame:
+def whole(form: Declaration, raw: pl.Series) -> pl.DataFrame:
     return raw.str.extract_groups("(?s)" + form.pattern).struct.unnest()
 
 
@@ -469,7 +468,7 @@ def whole(form: Format, raw: pl.Series) -> pl.DataFrame:
 @given(st.data())
 @settings(max_examples=40, deadline=None)
 def test_a_header_split_off_is_the_header_captured_with_its_message(
-    form: Format, data: st.DataObject
+    form: Declaration, data: st.DataObject
 ) -> None:
     from pipeline.sources.formats import _captured
 
@@ -505,7 +504,7 @@ def test_masks_in_python_give_what_ours_give() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not DATA.is_dir(), reason="the public logs of shared/data are not here")
+@needs_log_sets
 def test_masks_in_python_give_what_ours_give_on_public_logs() -> None:
     python = LogMasker(_drain3.instructions(MASKS), "<", ">")
     for system, messages in samples():
@@ -516,7 +515,7 @@ def test_masks_in_python_give_what_ours_give_on_public_logs() -> None:
         assert got.filter(got != ours).to_list() == [], system
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="the public logs of shared/data are not here")
+@needs_log_sets
 def test_public_logs_are_masked_as_line_by_line() -> None:
     for system, messages in samples():
         column = pl.Series(messages)
@@ -543,7 +542,7 @@ def test_grouping_accuracy_counts_whole_groups_alone() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not DATA.is_dir(), reason="the public logs of shared/data are not here")
+@needs_log_sets
 def test_our_templates_group_public_logs_no_worse_than_published() -> None:
     values = parsing.measure(DATA)
     assert set(values["systems"]) == set(parsing.PUBLISHED)

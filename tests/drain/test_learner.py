@@ -1,19 +1,22 @@
 """The single writer of the template tree: fenced, and never wiser than Redis."""
 
+import shutil
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import redis
 
+from pipeline.drain.journal import Journal, Kept
 from pipeline.drain.learner import Learner, read_templates
 from pipeline.drain.templates import Template, pack_template, unpack_template
 from pipeline.drain.verdicts import Verdicts
-from pipeline.errors import BadPayload, LeaseRefused, RedisUnavailable, TooNew
+from pipeline.errors import BadPayload, LeaseRefused, RedisUnavailable, StoreUnavailable, TooNew
 from pipeline.records.verdict import UNCLASSIFIED, Verdict
 from pipeline.redis.keys import Keys
 from pipeline.redis.leases import DRAIN, Leases, granted
 from pipeline.settings import Settings
+from pipeline.store.choose import open_store
 
 
 def judge(row: Mapping[str, Any], template_id: int) -> Verdict:
@@ -98,18 +101,85 @@ def test_whoever_takes_over_knows_everything_and_the_one_before_can_write_nothin
     assert stored(first) == {1: "job <*> done", 2: "alpha", 3: "beta", 4: "gamma"}
 
 
-def test_after_redis_changed_it_reads_back_and_never_gives_an_id_twice(
-    first: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_id_keeps_its_words_when_redis_loses_its_last_second(first: Process) -> None:
     token = first.lease()
     assert first.learn("alpha", "beta", "gamma", token=token) == [1, 2, 3]
-    first.leases.client.hdel(first.leases.keys.templates, "2", "3")  # a crash took Redis' last second
-    info = first.leases.client.info
-    monkeypatch.setattr(first.learner.client, "info", lambda *a: {**info(*a), "run_id": "another"})
-    assert first.learn("alpha", "delta", token=token) == [1, 4]
-    assert first.learn("beta", token=token) == [5]
-    assert stored(first) == {1: "alpha", 4: "delta", 5: "beta"}
-    assert first.learner.newest_id == 5
+    assert first.learn("job one done", token=token) == [4]
+    keys = first.leases.keys
+    before = first.leases.client.dump(keys.templates), first.leases.client.dump(keys.templates_journal)
+    assert first.learn("job two done", "delta", token=token) == [4, 5]
+    for key, content in zip((keys.templates, keys.templates_journal), before, strict=True):
+        first.leases.client.restore(key, 0, content or b"", replace=True)
+    assert first.learn("epsilon", "delta", token=token) == [6, 5]
+    assert stored(first)[4] == "job <*> done"
+    assert stored(first)[5] == "delta"
+
+
+def test_an_empty_redis_gets_every_template_back(first: Process, second: Process) -> None:
+    """A new REDIS_URL, a lost volume, FLUSHALL while the learner works: ids go on above the store's."""
+    token = first.lease()
+    first.learn("job one done", "job two done", "alpha", token=token)
+    before = stored(first)
+    keys = first.leases.keys
+    first.leases.client.delete(keys.templates, keys.template_counts, keys.templates_journal)
+    assert first.learn("beta", "alpha", token=token) == [3, 2], "the same process, the same token"
+    assert stored(first) == {**before, 3: "beta"}
+    first.leases.client.delete(keys.templates, keys.template_counts, keys.templates_journal)
+    expire(first)
+    assert second.learn("gamma", "beta", "job x done") == [4, 3, 1], "another process"
+    assert stored(second) == {**before, 3: "beta", 4: "gamma"}
+    counts: Any = first.leases.client.hgetall(keys.template_counts)
+    assert counts == {b"shop": b"4"}
+
+
+def test_an_empty_journal_is_filled_from_redis(first: Process, second: Process) -> None:
+    """A new store that an operator has adopted, or one whose disk was replaced."""
+    first.learn("job one done", "job two done", "alpha")
+    shutil.rmtree(first.learner.settings.data.dir / "templates")
+    expire(first)
+    assert second.learn("beta") == [3]
+    assert {i: unpack_template(i, one.packed).text for i, one in second.learner.journal.read().items()} == {
+        1: "job <*> done", 2: "alpha", 3: "beta",
+    }  # fmt: skip
+
+
+def test_an_older_journal_does_not_undo_what_redis_has_learnt(first: Process, second: Process) -> None:
+    """A backup of the store is restored beside a Redis that lived on."""
+    folder = first.learner.settings.data.dir / "templates"
+    first.learn("job one done")
+    shutil.copytree(folder, folder.with_name("backup"))
+    first.learn("job two done", "alpha")
+    shutil.rmtree(folder)
+    folder.with_name("backup").rename(folder)
+    expire(first)
+    assert second.learn("beta") == [3]
+    assert stored(second) == {1: "job <*> done", 2: "alpha", 3: "beta"}
+
+
+def test_lines_of_known_templates_cost_no_write_to_the_store(
+    first: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first.learn("alpha", "beta")
+    written: list[object] = []
+    monkeypatch.setattr(first.learner.journal, "append", written.append)
+    assert first.learn("beta", "alpha") == [2, 1]
+    assert not written
+
+
+def test_a_store_that_is_away_names_no_template_in_redis(
+    first: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first.learn("alpha")
+
+    def away(*_: object) -> bool:
+        raise StoreUnavailable("the disk is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(first.learner.journal.objects, "create", away)
+        with pytest.raises(StoreUnavailable):
+            first.learn("beta")
+    assert stored(first) == {1: "alpha"}
+    assert first.learn("gamma") == [2]
 
 
 class Lost(Exception):
@@ -135,6 +205,22 @@ def test_what_was_not_written_is_not_known_either(
     assert stored(first)[given] == "beta", "an id that is given out is stored"
     expire(first)
     assert second.learn("beta", "gamma")[0] == given
+
+
+def test_an_id_that_was_given_meanwhile_is_given_to_no_other_template(
+    first: Process, settings: Settings
+) -> None:
+    (newest,) = first.learn("alpha beta gamma delta")
+    foreign = Template(template_id=newest + 1, text="zulu yankee xray", severe=False, workload="elsewhere")
+    other = Journal(open_store(settings.data.store))  # of a learner that ours has overtaken
+    other.read()
+    other.append({newest + 1: Kept(pack_template(foreign), "elsewhere")})
+    keys = Keys(settings.redis.key_prefix)
+    first.leases.client.hset(keys.templates, str(newest + 1), pack_template(foreign))
+    with pytest.raises(LeaseRefused):
+        first.learn("one two three four five")
+    assert first.learn("one two three four five") == [newest + 2]
+    assert stored(first)[newest + 1] == "zulu yankee xray"
 
 
 def test_past_its_limit_a_workload_is_unclassified_and_others_go_on(

@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from log_sets import needs_log_sets
 
 from pipeline.drain.masking import multiline as digest
 from pipeline.drain.masking.mask_set import MaskSet
@@ -441,7 +442,7 @@ def test_every_token_in_a_masked_line_is_announced() -> None:
     assert set(seen) <= set(MASKS.tokens)
 
 
-@pytest.mark.skipif(not LOGHUB.is_dir(), reason="the public logs of shared/data are not here")
+@needs_log_sets
 def test_masked_lines_of_twelve_public_logs_are_few_and_pure() -> None:
     purities, ratios = [], []
     for path in sorted(LOGHUB.glob("*/*_structured.csv")):

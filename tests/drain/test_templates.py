@@ -1,9 +1,9 @@
 """The template tree: ids that never change, one tree per severity, a limit per workload."""
 
-import dataclasses
 import math
 import random
 import time
+import tracemalloc
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -167,10 +167,6 @@ class Plain(Drain):  # type: ignore[misc] # drain3 publishes no types
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, param_str=WILDCARD)
-        self.fixed: set[int] = set()
-
-    def rewrite(self, cluster: LogCluster, tokens: tuple[str, ...]) -> None:
-        cluster.log_template_tokens = tokens
 
     def fast_match(
         self, cluster_ids: Iterable[int], tokens: Sequence[str], sim_th: float, include_params: bool
@@ -183,7 +179,7 @@ class Plain(Drain):  # type: ignore[misc] # drain3 publishes no types
             own = cluster.log_template_tokens[1:]
             wild = own.count(WILDCARD)
             equal = sum(a == b != WILDCARD for a, b in zip(own, tokens[1:], strict=True))
-            if equal >= math.ceil(sim_th * words) and (cluster_id not in self.fixed or equal + wild == words):
+            if equal >= math.ceil(sim_th * words):
                 found.append((equal, wild, -cluster_id, cluster))
         return max(found)[-1] if found else None
 
@@ -207,13 +203,11 @@ def test_a_search_of_many_templates_finds_what_going_through_all_of_them_finds(
     def grown(make: Callable[..., Any]) -> Templates:
         with monkeypatch.context() as patched:
             patched.setattr("pipeline.drain.templates.Tree", make)
-            return Templates(
-                similarity=similarity, depth=depth, per_workload=10_000, is_ours=lambda name: name != "far"
-            )
+            return Templates(similarity=similarity, depth=depth, per_workload=10_000)
 
     ours, plain = grown(Tree), grown(Plain)
     seen: set[int] = set()
-    for turn in range(1_500):
+    for _ in range(1_500):
         line, severe = text(), rng.random() < 0.1
         workload = rng.choice(["shop", "bank", "far"])
         answer = ours.place(line, severe=severe, workload=workload)
@@ -221,21 +215,8 @@ def test_a_search_of_many_templates_finds_what_going_through_all_of_them_finds(
         other = text()
         assert ours.match(other, severe=severe) == plain.match(other, severe=severe)
         seen.add(answer[0])
-        if turn % 50 == 49:  # a template of another shard is told anew, in other words
-            changed = plain.template(rng.choice(sorted(seen)))
-            told = next(t for t in iter(text, "") if len(t.split()) == len(changed.text.split()))
-            for tree_ in (ours, plain):
-                tree_.restore([dataclasses.replace(changed, text=told)])
-            assert ours.match(told, severe=changed.severe) == plain.match(told, severe=changed.severe)
     assert [ours.template(i) for i in sorted(seen)] == [plain.template(i) for i in sorted(seen)]
     assert _shape(ours) == _shape(plain)
-
-
-def test_a_template_keeps_its_number_of_words() -> None:
-    templates = tree()
-    first = put(templates, "a b c")
-    with pytest.raises(ValueError, match="template 1 has 4 words"):
-        templates.restore([dataclasses.replace(first, text="a b c d")])
 
 
 def _word(number: int) -> str:
@@ -269,3 +250,16 @@ def test_twenty_thousand_templates_of_one_leaf_are_put_there_and_searched_in_tim
     spent = time.process_time() - began
     assert found == [template.template_id for template in stored[:2_000]]
     assert spent < 5, "one by one these searches take 16 s, and as long again to put them there"
+
+
+def test_exact_repeats_of_long_lines_are_found_without_keeping_the_lines() -> None:
+    templates = tree(per_workload=1)
+    put(templates, "one " + "x" * 200)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for n in range(200):
+        templates.place(f"one {n:05}" + "x" * 20_000, severe=False, workload="shop")
+    kept = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert kept < 200 * 1_000
+    assert templates.place("one 00007" + "x" * 20_000, severe=False, workload="shop")[1] is Change.NONE

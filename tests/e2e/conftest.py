@@ -25,7 +25,7 @@ def trained() -> Iterator[Up]:
     Its `story` keeps what was seen on the way: the rows before there was a model, the training, the rows
     afterwards."""
     with running() as up:
-        up.send(orders(120), "orders")
+        up.send(orders(3_000), "orders")  # as many equal ones as one in 2,000 takes
         up.send(
             [*ordinary(600), "2026-11-20T10:30:00Z ERROR app: disk sda1 failed: input/output error"], "base"
         )

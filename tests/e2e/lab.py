@@ -45,11 +45,12 @@ if "pipeline.workers.train" in sys.orig_argv:
     from pipeline.training import judging
     from pipeline.controller.trainings import Trainings
     from pipeline.models.registry import Registry
+    from pipeline.settings import Settings
     def stop_after(kind, name, place):
         real = getattr(kind, name)
         def then_stop(*args, **named):
             answer = real(*args, **named)
-            sign = Path(os.environ["LOGWEIR_DATA_DIR"]).parent / "stops" / place(*args)
+            sign = Settings.load().data.dir.parent / "stops" / place(*args)
             if sign.exists():
                 sign.unlink()
                 os.kill(os.getpid(), signal.SIGSTOP)
@@ -58,8 +59,8 @@ if "pipeline.workers.train" in sys.orig_argv:
     stop_after(Trainings, "show", lambda self, status, lease: status.state.value)
     stop_after(Registry, "publish", lambda *args: "moved")
     judge = judging.judge
-    # A model of two seconds may be worse than the live one; these tests are about publishing all the same.
-    judging.judge = lambda *args: replace(judge(*args), passed=True)
+    # A model of few lines may be worse than the live one; these tests are about publishing all the same.
+    judging.judge = lambda *args, **more: replace(judge(*args, **more), passed=True)
 """
 
 

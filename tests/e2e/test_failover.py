@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 from polling import wait_until
-from sentinel_redis import Group, close, sentinel_group
+from sentinel_redis import TAKES_OVER_S, Group, close, sentinel_group
 
 from pipeline.errors import RedisUnavailable
 from pipeline.messages.app import make_app
@@ -51,7 +51,7 @@ def test_workers_go_on_by_themselves_when_the_master_is_killed(tmp_path: Path) -
             until(lambda: _count(group, "stored") >= 5 * LINES, within_s=60, what="pushes are stored")
             before, killed = group.master(), time.monotonic()
             before.send(signal.SIGKILL)
-            assert wait_until(lambda: group.master() is not before, timeout_s=20)
+            assert wait_until(lambda: group.master() is not before, timeout_s=TAKES_OVER_S)
             stored = _count(group, "stored")
             until(lambda: _count(group, "stored") >= stored + LINES, within_s=60, what="workers go on")
             print(f"workers store again {time.monotonic() - killed:.1f} s after the kill")

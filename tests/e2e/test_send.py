@@ -203,7 +203,9 @@ def test_the_doctor_leaves_nothing_behind_and_names_a_directory_that_cannot_be_u
 
 
 def test_a_setting_that_is_unknown_or_out_of_range_is_refused(logweir: Command) -> None:
-    assert "colour" in sentence(logweir("status", LOGWEIR_COLOUR="red"))
+    config = logweir.cwd / "logweir.toml"
+    config.write_text('colour = "red"\n')
+    assert "colour" in sentence(logweir("status", LOGWEIR_CONFIG=str(config)))
     assert "out of range" in sentence(logweir.inside("up", LOGWEIR_INTERNAL_BATCH_RECORDS="0"))
     assert "wrong type" in sentence(logweir.inside("up", LOGWEIR_INTERNAL_BATCH_RECORDS="many"))
 
@@ -211,7 +213,17 @@ def test_a_setting_that_is_unknown_or_out_of_range_is_refused(logweir: Command) 
 @pytest.mark.parametrize("json_flag", [[], ["--json"]])
 def test_a_reader_that_has_gone_ends_the_output_quietly(trained: Up, json_flag: list[str]) -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "pipeline.cli", "results", "--limit", "600", *json_flag],
+        [
+            sys.executable,
+            "-m",
+            "pipeline.cli",
+            "results",
+            "--until",
+            "2100-01-01",
+            "--limit",
+            "600",
+            *json_flag,
+        ],
         env=environment(trained.mark, {"LOGWEIR_DATA_DIR": str(trained.data)}),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+import polars as pl
 import redis
 
 from e2e.harness import (
@@ -70,19 +71,37 @@ def test_a_mark_holds_from_the_next_batch_on_and_until_it_is_revoked(trained: Up
 
 
 def test_a_session_of_known_lines_that_went_wrong_is_found_among_the_results(trained: Up) -> None:
-    normal = orders(20, start=1000)
-    wrong = orders(1, start=2000, steps=(ORDER[0], *ORDER[2:]))
+    normal = orders(20, start=4000)
+    wrong = orders(1, start=5000, steps=(ORDER[0], *ORDER[2:]))
     trained.send([*normal, *wrong], "orders")
     assert trained.rows("orders")["anomalous"].sum() == 0, "no line is wrong by itself"
     found = until(
         lambda: trained.rows("orders", of_lines=False).to_dicts(), within_s=20, what="the order is found"
     )
-    assert len(found) == 1 and ": session order-2000, 3 events" in found[0]["message"]
+    assert len(found) == 1 and ": session order-5000, 3 events" in found[0]["message"]
     assert (found[0]["source"], found[0]["lines"], found[0]["level"]) == ("logweir:sessions", 0, "warning")
     shown = trained.logweir("results", "--anomalous", "--workload", "orders", "--json")
     assert [row["message"] for row in json.loads(shown.stdout)] == [found[0]["message"]]
     totals = trained.settled("orders")
-    assert totals["stored"] == totals["accepted"] == 4 * 140 + 3
+    assert totals["stored"] == totals["accepted"] == 4 * 3_020 + 3
+
+
+def test_a_calm_line_that_was_never_said_before_is_listed_and_opens_no_incident(trained: Up) -> None:
+    trained.send(
+        ["2026-11-20T11:59:00Z INFO app: cache poisoned with 7 entries", *ordinary(5, start=700)], "news"
+    )
+    (row,) = trained.rows("news").filter(pl.col("message").str.contains("poisoned")).to_dicts()
+    shown = trained.logweir("results", "--news", "--since", "2026-11-20", "--workload", "news", "--json")
+    (one,) = json.loads(shown.stdout)
+    assert (one["message"], one["record_id"], one["records"]) == (row["message"], row["record_id"], 1)
+    learnt = trained.training["lines"]  # type: ignore[attr-defined]
+    assert one["why"] == f"never seen in {learnt:,} lines; usually “refreshed”"
+    until(
+        lambda: "still looking" not in trained.logweir("incidents").stdout,
+        what="the watcher has seen the line",
+    )
+    incidents = json.loads(trained.logweir("incidents", "--json").stdout)
+    assert not [one for one in incidents if "news" in one["workloads"]]
 
 
 def test_a_second_stack_on_the_same_directory_says_so_and_exits_2(trained: Up) -> None:

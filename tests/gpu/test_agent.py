@@ -353,7 +353,7 @@ def test_a_fault_in_reading_is_told_like_a_driver_that_is_away(bench: Bench) -> 
 
 
 def test_a_second_agent_is_told_once_that_it_is_not_needed_and_takes_over(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
+    bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.pool.taken_by = "another"
     for _ in range(5):
@@ -362,12 +362,11 @@ def test_a_second_agent_is_told_once_that_it_is_not_needed_and_takes_over(
     bench.pool.taken_by = ""
     bench.beat()
     assert len(bench.pool.reports) == 1
-    said = capsys.readouterr()
-    assert (said.out + said.err).count("agent.refused") == 1
+    assert caplog.text.count("agent.refused") == 1
 
 
 def test_redis_being_away_is_said_once_and_waited_out(
-    bench: Bench, capsys: pytest.CaptureFixture[str], settings: Settings, client: redis.Redis
+    bench: Bench, caplog: pytest.LogCaptureFixture, settings: Settings, client: redis.Redis
 ) -> None:
     tries = []
 
@@ -385,8 +384,7 @@ def test_redis_being_away_is_said_once_and_waited_out(
     assert wait_until(lambda: len(away.reports) > 1, timeout_s=10)
     worker.stop.set()
     thread.join(10)
-    said = capsys.readouterr()
-    assert (said.out + said.err).count("redis.away") == 1
+    assert caplog.text.count("redis.away") == 1
 
 
 def process(driver: Driver, settings: Settings, name: str = "agent") -> "subprocess.Popen[bytes]":

@@ -114,7 +114,7 @@ def test_idle_models_make_room_only_for_one_that_is_asked_for_and_the_oldest_fir
         ({"lease_id": "", "why": "waits for a lease"}, "serve@a waits for a lease"),
         (
             {"formats": (ModelFormat.LOGWEIR,)},
-            "serve@a cannot load the format onnx; install logweir[serve] there",
+            "serve@a cannot load the format onnx; install the extra serve there",
         ),
         (
             {"faults": (LoadFault(model="t/m/1", why="it is no ONNX", until_ms=NOW + 7_500),)},

@@ -101,14 +101,42 @@ def test_a_child_that_did_not_get_the_lock_does_not_hold_it(tmp_path: Path) -> N
     child.communicate(b"\n", timeout=30)
 
 
-def test_the_directory_is_for_all_users_and_so_are_its_files(tmp_path: Path) -> None:
-    old = os.umask(0o077)
-    try:
-        assert free(tmp_path / "locks")
-    finally:
-        os.umask(old)
-    assert (tmp_path / "locks").stat().st_mode & 0o7777 == 0o1777
-    assert (tmp_path / "locks" / f"{UUID}.lock").stat().st_mode & 0o777 == 0o666
+def test_directory_and_files_are_for_one_group_whatever_the_umask(tmp_path: Path) -> None:
+    for umask in (0o077, 0o000):
+        directory = tmp_path / f"{umask}"
+        old = os.umask(umask)
+        try:
+            assert free(directory)
+        finally:
+            os.umask(old)
+        assert directory.stat().st_mode & 0o7777 == 0o3770
+        file = directory / f"{UUID}.lock"
+        assert file.stat().st_mode & 0o777 == 0o660
+        assert file.stat().st_gid == directory.stat().st_gid
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o3777])
+def test_a_lock_in_a_directory_where_every_account_may_write_keeps_nobody_off(
+    tmp_path: Path, mode: int
+) -> None:
+    directory = tmp_path / "locks"
+    with another_process(directory, exclusive=True):
+        directory.chmod(mode)
+        with host_lock(directory, UUID, exclusive=True, wait_s=0) as lock:
+            assert lock.fd is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a directory away")
+def test_a_directory_of_an_account_without_a_common_group_is_not_used(tmp_path: Path) -> None:
+    directory = tmp_path / "locks"
+    directory.mkdir(mode=0o770)
+    os.chown(directory, 54_321, 54_321)
+    with host_lock(directory, UUID, exclusive=True, wait_s=0) as lock:
+        assert lock.fd is None
+    os.chown(directory, 54_321, os.getegid())
+    assert free(directory)
+    with host_lock(directory, UUID, exclusive=True, wait_s=0) as lock:
+        assert lock.fd is not None
 
 
 def test_links_are_not_followed_and_work_goes_on_without_the_second_line(tmp_path: Path) -> None:

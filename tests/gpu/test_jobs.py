@@ -15,12 +15,10 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import psutil
 import pytest
 import redis
@@ -35,8 +33,6 @@ from pool_devices import put_devices
 from pipeline.commands.gpu.job_results import JobResults
 from pipeline.commands.gpu.job_runner import Outcome
 from pipeline.commands.gpu.run import Stop
-from pipeline.controller.training_status import Status
-from pipeline.controller.trainings import TrainingRequest
 from pipeline.errors import BadInput
 from pipeline.gpu import gang, job_files, job_keeper
 from pipeline.gpu.job_keeper import BEHIND, MOST_ASKING, JobKeeper, asking_jobs
@@ -45,17 +41,8 @@ from pipeline.gpu.node import address
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.rank_pool import RankPool
 from pipeline.gpu.values import Need, PoolLease
-from pipeline.messages.app import make_app
-from pipeline.models import trainer
-from pipeline.models.config import ModelConfig
-from pipeline.models.fitting import TrainConfig
-from pipeline.records.schema import RESULT_SCHEMA
-from pipeline.records.verdict import pattern_ids
 from pipeline.settings import Settings
-from pipeline.sinks.choose import parquet_of
 from pipeline.store.choose import open_store
-from pipeline.tasks import train
-from pipeline.tasks.context import Context
 
 NEED = Need(memory_mib=4_000)
 
@@ -625,26 +612,32 @@ def nodes(
 
 
 RANK = """
+saved=$(cat $GPU_JOB_RESULTS/step)
+[ $GPU_JOB_TRY -lt 3 ] && echo $GPU_JOB_TRY > $GPU_JOB_RESULTS/step
 echo rank $RANK of $WORLD_SIZE, local $LOCAL_RANK, node $GROUP_RANK, try $TORCHELASTIC_RESTART_COUNT
-echo device $CUDA_VISIBLE_DEVICES saved $(cat $GPU_JOB_RESULTS/step) master $MASTER_ADDR:$MASTER_PORT
+echo device $CUDA_VISIBLE_DEVICES saved $saved master $MASTER_ADDR:$MASTER_PORT
+[ $RANK = 1 ] || touch $BEGUN
 if [ $GPU_JOB_TRY -lt 3 ]; then
-  echo $GPU_JOB_TRY > $GPU_JOB_RESULTS/step
-  [ $RANK$GPU_JOB_TRY = 11 ] && { sleep 1; kill -9 $$; }
+  [ $RANK$GPU_JOB_TRY = 11 ] && { until [ -e $BEGUN ]; do sleep 0.1; done; kill -9 $$; }
   sleep 300
 fi
 """
 
 
 def _a_gang_goes_on_from_its_checkpoint(nodes: TwoNodes, logweir: Verb) -> None:
-    """Rank 1 kills itself, then the lease is revoked. Each ends both ranks, and the next try finds the file
-    of rank 0."""
+    """Rank 1 kills itself once rank 0 has begun; then the lease is revoked. Each ends both, and the next
+    try finds the file of rank 0."""
     said = logweir(
-        "gpu", "submit", "--memory", "6GiB", "--devices", "2", "--retries", "2", "--name", "two", "--",
-        "sh", "-c", RANK,
+        "gpu", "submit", "--memory", "6GiB", "--devices", "2", "--retries", "2", "--name", "two",
+        "--env", f"BEGUN={nodes.folder / 'begun'}", "--", "sh", "-c", RANK,
     )  # fmt: skip
     assert said.code == 0, said
     assert wait_until(lambda: nodes.job("two").attempt == 2 and nodes.runs("two"), timeout_s=30)
-    assert wait_until(lambda: b"try 1" in nodes.jobs.read("two", 0)[1], timeout_s=10)
+
+    def both_began_again() -> bool:
+        return all(b"saved 1 master" in nodes.jobs.read("two", 0, rank=rank)[1] for rank in (0, 1))
+
+    assert wait_until(both_began_again, timeout_s=30)
     assert nodes.pool.revoke("two.2", "the test takes it")
     results = nodes.folder / "two"
     waited = logweir("gpu", "wait", "two", "--timeout", "60s", "--results", str(results))
@@ -667,48 +660,8 @@ def _a_gang_goes_on_from_its_checkpoint(nodes: TwoNodes, logweir: Verb) -> None:
     assert nodes.pool.snapshot().leases == ()
 
 
-def _store_lines(context: Context) -> None:
-    """Forty lines that differ, ten times each."""
-    texts = [f"unit {chr(97 + n % 8)} did step {chr(97 + n % 5)}" for n in range(40)]
-    rows = [
-        dict.fromkeys(RESULT_SCHEMA)
-        | {
-            "message": text, "workload": "shop", "timestamp": datetime(2026, 11, 20, tzinfo=UTC), "level": "info",
-            "lines": 1, "line": n + 1, "record_id": f"r{n}", "pattern_id": pattern_ids([text])[0],
-            "template_id": n % 40 + 1,
-        }
-        for n, text in enumerate(texts * 10)
-    ]  # fmt: skip
-    parquet_of(context.settings).write("b1", pl.DataFrame(rows, schema=RESULT_SCHEMA))
-    context.client.sadd(context.ledger.keys.workloads, "shop")
-    context.client.hset(context.ledger.keys.totals("shop"), "stored", 400)
-
-
-def _a_training_is_shared_by_two_nodes(nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trainer is this process: it judges and publishes what two ranks have fitted over gloo."""
-    small = ModelConfig(hidden=32, feed_forward=64)
-    monkeypatch.setattr(trainer, "TrainConfig", lambda: TrainConfig(model=small, min_steps=30, max_steps=30))
-    app = make_app(own := nodes.pool.settings.replace(train_devices=2))
-    context = Context(app, own)
-    context.leases.clear_quarantine()
-    _store_lines(context)
-    shown: list[Status] = []
-    show = context.trainings.show
-    monkeypatch.setattr(context.trainings, "show", lambda at, lease: (shown.append(at), show(at, lease)))
-    context.trainings.request(TrainingRequest())
-    assert train.run(context) is None
-    live = context.registry.current()
-    assert live is not None and {at.device for at in shown if at.device} == {"2 devices"}
-    job = nodes.job(f"train-{live.version}")
-    assert (job.state, job.node, job.attempt) == (JobState.SUCCEEDED, "a, b", 1)
-    assert context.registry.manifest(live.version).stats.steps == 30
-    assert max(at.percent for at in shown if at.loss) > 50, "rank 0 told how far it was"
-    assert b'"stage":"fit"' in nodes.jobs.read(job.job_id, 0)[1]
-    app.close()
-
-
 def test_a_job_runs_on_another_node_with_its_files_and_one_of_a_dead_node_is_told_or_tried_again(
-    nodes: TwoNodes, logweir: Verb, monkeypatch: pytest.MonkeyPatch
+    nodes: TwoNodes, logweir: Verb
 ) -> None:
     source = nodes.folder / "source"
     source.mkdir()
@@ -735,7 +688,6 @@ def test_a_job_runs_on_another_node_with_its_files_and_one_of_a_dead_node_is_tol
     assert wait_until(lambda: not nodes.pool.snapshot().leases, timeout_s=5)
 
     _a_gang_goes_on_from_its_checkpoint(nodes, logweir)
-    _a_training_is_shared_by_two_nodes(nodes, monkeypatch)
 
     # Two that run when their node dies.
     for name, retries in (("gone", "0"), ("again", "1")):

@@ -7,6 +7,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 import redis
+from crash_points import check_sums, snapshot
 
 from pipeline.errors import CursorMoved
 from pipeline.ledger import intake
@@ -14,8 +15,8 @@ from pipeline.ledger.intake import CursorStep
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.submit import Submit
 from pipeline.producer import Producer
-from pipeline.records.batch import Batch, Purpose, utc_now
-from pipeline.records.delivery import Accepted, Full, Known, RequestIdentity
+from pipeline.records.batch import SEVERAL, Batch, Purpose, utc_now
+from pipeline.records.delivery import Accepted, Claim, Full, Known, RequestIdentity, Stage
 from pipeline.records.pushed import PushedRecords
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
@@ -289,6 +290,41 @@ def test_a_batch_that_cannot_be_read_is_a_dead_letter_at_once(ledger: Ledger) ->
     assert ledger.backlog.totals()["shop"]["dead"] == 0
     counts = ledger.client.hgetall(ledger.keys.counts)
     assert (int(counts[b"dead_bytes"]), int(counts[b"batches"])) == (0, 2)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("left", [[], ["a"]])
+def test_a_batch_of_several_workloads_that_nobody_can_read_is_counted_for_each_of_them(
+    ledger: Ledger, settings: Settings, left: list[str]
+) -> None:
+    """`left`: workloads whose records have become batches of their own before."""
+    names = ["a", "b", "b", "c"]
+    records = PushedRecords(["x", "y\nz", "y", "x"], workloads=names)
+    ledger.intake.accept_all([replace(batch("x"), workload=SEVERAL, records=records)], ())
+    lines = {"a": 1, "b": 3, "c": 1}
+
+    def check(word: str) -> None:
+        """The lines that did not leave are counted under this word, and the others are in flight."""
+        found = snapshot(ledger.client, settings.redis.key_prefix)
+        check_sums(found)
+        counted = {name: sums.get(word, 0) for name, sums in found["totals"].items()}
+        assert counted == {name: 0 if name in left else count for name, count in lines.items()}
+
+    def die() -> None:
+        claim = ledger.claim("x", Stage.INGEST, "me")
+        assert isinstance(claim, Claim)
+        if left and claim.records == len(names):
+            ledger.separate(claim, {"a": records.take([0])}, records.take([1, 2, 3], named=True))
+        ledger.client.set(ledger.keys.payload("x"), b"damaged")
+        ledger.give_up(claim, "its payload is damaged")
+
+    die()
+    check("dead")
+    assert ledger.dead_letters.newest()[0].workload == ("b, c" if left else "a, b, c")
+    assert ledger.dead_letters.retry("x")
+    die()
+    check("dead")
+    assert ledger.dead_letters.discard("x")
+    check("discarded")
 
 
 def test_a_discarded_unreadable_batch_is_counted(ledger: Ledger) -> None:

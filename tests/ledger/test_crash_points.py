@@ -16,7 +16,6 @@ from crash_points import Crash, Fault, Life, World, live, tireless
 from small_bundles import ONE, TWO, written
 
 from pipeline import detect
-from pipeline.controller.schedule import Slots
 from pipeline.controller.training_status import TrainingState
 from pipeline.controller.trainings import TrainingRequest
 from pipeline.messages.app import make_app
@@ -68,15 +67,13 @@ def _trained_in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
         reason="",
         candidate=figures,
         live=None,
-        rank_agreement=None,
-        held="",
         lines=1,
         seconds=0,
         seed=0,
     )
     monkeypatch.setattr(trainer, "fit", fit)
     monkeypatch.setattr(judging.Examinee, "load", lambda *_, **__: None)
-    monkeypatch.setattr(judging, "judge", lambda *_: verdict)
+    monkeypatch.setattr(judging, "judge", lambda *_, **__: verdict)
 
 
 def send(lines: list[str] = LINES, *, cursor: str = "", name: str = "b") -> Life:
@@ -271,12 +268,6 @@ def operated(world: World) -> None:
 
         return act
 
-    def slot(world: World) -> None:
-        slots = Slots(world.now.client, world.settings)
-        taken = slots.begin("controller", 600, world.now.owner)
-        if taken is not None:
-            slots.finish(taken)
-
     def train_and_cancel(world: World) -> None:
         if not world.now.trainings.recent():
             world.now.trainings.request(TrainingRequest())
@@ -284,7 +275,7 @@ def operated(world: World) -> None:
             if not status.ended:
                 world.now.trainings.cancel(status.request_id)
 
-    for act in (promote(ONE), promote(TWO), slot, train_and_cancel):
+    for act in (promote(ONE), promote(TWO), train_and_cancel):
         world.act(act)
     world.act(lambda world: world.now.watchlist.add("shop", "bank"))
     world.act(lambda world: world.now.watchlist.remove("bank"))
@@ -333,16 +324,23 @@ def effects_of(app: Celery, settings: Settings, life: Life) -> int:
     return _EFFECTS[life.__name__]
 
 
+def draw_of(request: pytest.FixtureRequest, life: Life, fault: Fault | None = None) -> random.Random:
+    """Draws by the seed of this run. A failed test prints it, so that the same points can be struck again."""
+    seed = request.config.getoption("randomly_seed", 0)
+    print(f"strike the same points again with --randomly-seed={seed}")
+    return random.Random(f"{seed} {life.__name__} {fault}")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name.lower())
 @pytest.mark.parametrize("life", LIVES, ids=lambda life: life.__name__)
 def test_a_fault_at_any_effect_loses_and_doubles_nothing(
     app: Celery, world_settings: Settings, life: Life, fault: Fault, request: pytest.FixtureRequest
 ) -> None:
-    """At every effect with --every-crash-point, else at some, drawn by a seed of their own."""
+    """At every effect with --every-crash-point, else at some that each run draws anew."""
     points = range(1, effects_of(app, world_settings, life) + 1)
     if not request.config.getoption("--every-crash-point"):
-        points = random.Random(f"{life.__name__} {fault}").sample(points, min(AT_ONCE, len(points)))
+        points = draw_of(request, life, fault).sample(points, min(AT_ONCE, len(points)))
     for n, point in enumerate(points):
         assert live(app, world_settings, life, Crash(fault, (point,)), redeliver=bool(n % 2)).struck
 
@@ -350,10 +348,10 @@ def test_a_fault_at_any_effect_loses_and_doubles_nothing(
 @pytest.mark.long
 @pytest.mark.parametrize("life", LIVES, ids=lambda life: life.__name__)
 def test_two_crashes_in_one_life_lose_and_double_nothing(
-    app: Celery, world_settings: Settings, life: Life
+    app: Celery, world_settings: Settings, life: Life, request: pytest.FixtureRequest
 ) -> None:
-    """Pairs drawn by a fixed seed; the second one often strikes what mends the first."""
-    effects, draw = effects_of(app, world_settings, life), random.Random(life.__name__)
+    """The second crash often strikes what repairs the first."""
+    effects, draw = effects_of(app, world_settings, life), draw_of(request, life)
     for _ in range(AT_ONCE):
         fault, first = draw.choice(FAULTS), draw.randint(1, effects)
         pair = (first, first + draw.randint(1, effects))

@@ -438,9 +438,19 @@ class LedgerMachine(RuleBasedStateMachine):
         }
         members = {x.decode() for x in self.client.zrange(keys.due, 0, -1)}
         assert members == set(waiting), "exactly the unfinished batches are looked after"
+        held = {
+            x.decode(): int(score) for x, score in self.client.zrange(keys.in_flight, 0, -1, withscores=True)
+        }
+        assert held == {name: self._in_flight_score(name) for name in waiting}, "by lane and age"
         dead = {name for name, e in self.model.items() if e.state == "dead"}
         assert {letter.batch_id for letter in ledger.dead_letters.newest()} == dead
         assert ledger.backlog.warming() == sum(e.warming for e in self.model.values())
+
+    def _in_flight_score(self, name: str) -> int:
+        accepted, kind, backfill = self.client.hmget(
+            self.ledger.keys.batch(name), "accepted_ms", "kind", "backfill"
+        )
+        return (2 if kind == b"rescore" else int(backfill == b"1")) * 2**42 + int(accepted)
 
     @invariant()
     def what_is_stored_is_observed_once_and_the_oldest_are_dropped_at_the_limit(self) -> None:

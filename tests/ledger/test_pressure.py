@@ -224,11 +224,15 @@ def test_send_says_once_that_it_waits_and_goes_on_when_there_is_room(
     )
     sender.begin("c")
     chunk = Chunk(
-        records=raw_frame(["x"]), cursor=Cursor(path="a", identity="1:2", offset=2), formats=(), position=2
+        records=raw_frame(["x"]),
+        start=0,
+        cursor=Cursor(path="a", identity="1:2", offset=2),
+        formats=(),
+        position=2,
     )
     sending = threading.Thread(
         target=sender.send, args=(chunk,),
-        kwargs={"start": 0, "workload": "w", "source": "a", "key": "k", "cursor_key": "c"},
+        kwargs={"workload": "w", "source": "a", "key": "k", "cursor_key": "c"},
     )  # fmt: skip
     sending.start()
     assert wait_until(lambda: "waiting:" in shown.getvalue(), timeout_s=5)

@@ -15,7 +15,7 @@ from pipeline.errors import RedisUnavailable
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.values import LeaseMode, Need
 from pipeline.messages.app import make_app
-from pipeline.messages.routing import BACKFILL, QUEUE_CPU, QUEUE_GPU, QUEUE_INGEST, STAGE_TASK, all_queues
+from pipeline.messages.routing import ALL_QUEUES, BACKFILL, QUEUE_CPU, QUEUE_GPU, QUEUE_INGEST, STAGE_TASK
 from pipeline.messages.submit import Submit
 from pipeline.records.batch import Batch, Purpose
 from pipeline.records.delivery import Accepted, Claim, Stage
@@ -61,7 +61,7 @@ def take(context: Context, name: str, stage: Stage = Stage.INGEST) -> Claim:
 def messages(context: Context) -> dict[str, list[tuple[str, str]]]:
     """(task, batch) of every message, by queue; as a worker would find them."""
     found = {}
-    for queue in all_queues(1):
+    for queue in ALL_QUEUES:
         raw: Any = context.client.lrange(f"{context.settings.redis.key_prefix}:{queue}", 0, -1)
         headers = [json.loads(item)["headers"] for item in raw]
         if headers:

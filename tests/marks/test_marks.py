@@ -371,7 +371,7 @@ def test_a_redis_that_is_away_is_said_so(settings: Settings) -> None:
 def sample(*rows: tuple[str, int, int, int]) -> pl.DataFrame:
     """SAMPLE_SCHEMA of (masked, pattern id, count, template id)."""
     frame = pl.DataFrame(rows, schema=["masked", "pattern_id", "count", "template_id"], orient="row")
-    return frame.with_columns(severe=pl.lit(value=False)).select(
+    return frame.with_columns(severe=pl.lit(value=False), baseline=pl.lit(value=False)).select(
         [pl.col(n).cast(t) for n, t in SAMPLE_SCHEMA.items()]
     )
 

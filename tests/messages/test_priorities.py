@@ -17,7 +17,7 @@ from pipeline.detect import WORK_SCHEMA
 from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.app import make_app
-from pipeline.messages.routing import BACKFILL, QUEUE_CPU, QUEUE_GPU, QUEUE_INGEST, all_queues, both
+from pipeline.messages.routing import ALL_QUEUES, BACKFILL, QUEUE_CPU, QUEUE_GPU, QUEUE_INGEST, both
 from pipeline.messages.submit import Submit
 from pipeline.producer import Producer
 from pipeline.records.batch import Batch, Purpose
@@ -52,7 +52,7 @@ def context(settings: Settings) -> Iterator[Context]:
 def queued(settings: Settings, client: "redis.Redis") -> dict[str, list[str]]:
     """Batch ids by queue, the next one first."""
     found = {}
-    for queue in all_queues(1):
+    for queue in ALL_QUEUES:
         raw: Any = client.lrange(f"{settings.redis.key_prefix}:{queue}", 0, -1)
         if raw:
             found[queue] = [json.loads(item)["headers"]["batch"] for item in reversed(raw)]
@@ -65,7 +65,7 @@ def record(age_s: float) -> dict[str, Any]:
 
 def chunk(*lines: str) -> Chunk:
     cursor = Cursor(path="a.log", identity="1:2", offset=9)
-    return Chunk(records=raw_frame(list(lines)), cursor=cursor, formats=("iso",), position=9)
+    return Chunk(records=raw_frame(list(lines)), start=0, cursor=cursor, formats=("iso",), position=9)
 
 
 # Which class
@@ -104,9 +104,7 @@ def test_a_push_is_backfill_when_all_of_it_is_known_to_be_old_or_when_its_sender
 def test_what_a_source_read_is_of_the_class_of_its_last_line(
     producer: Producer, client: "redis.Redis", lines: list[str], backfill: bool
 ) -> None:
-    producer.send_chunk(
-        chunk(*lines), start=0, workload="shop", source="a.log", source_key="k", cursor_key="c"
-    )
+    producer.send_chunk(chunk(*lines), workload="shop", source="a.log", source_key="k", cursor_key="c")
     assert list(queued(producer.settings, client)) == [QUEUE_INGEST + BACKFILL * backfill]
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from pipeline.messages.app import configuration
 from pipeline.messages.routing import (
+    ALL_QUEUES,
     BACKFILL,
     QUEUE_BACKFILL,
     QUEUE_CPU,
@@ -14,14 +15,12 @@ from pipeline.messages.routing import (
     QUEUE_PERIODIC,
     QUEUE_STORE,
     QUEUE_TRAIN,
+    STAGE_QUEUES,
     STAGE_TASK,
     GpuView,
-    all_queues,
     both,
-    former_queues,
     queue_for,
     route,
-    stage_queues,
 )  # fmt: skip
 from pipeline.records.delivery import Stage
 from pipeline.settings import Settings
@@ -54,47 +53,33 @@ def test_the_other_stages_have_one_queue_whatever_the_gpu_does(stage: Stage, que
         assert queue_for(stage, gpu) == queue
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-def test_every_stage_has_a_task_and_queues_that_exist(shards: int) -> None:
-    assert set(STAGE_TASK) == set(Stage)
+def test_every_stage_has_a_task_and_queues_that_exist() -> None:
+    assert set(STAGE_TASK) == set(STAGE_QUEUES) == set(Stage)
     assert len(set(STAGE_TASK.values())) == len(Stage)
-    settings = Settings(redis_url="redis://h", drain_shards=shards)
-    declared = {queue.name for queue in configuration(settings)["task_queues"]}
-    assert declared == set(all_queues(shards))
+    declared = {queue.name for queue in configuration(Settings(redis_url="redis://h"))["task_queues"]}
+    assert declared == set(ALL_QUEUES)
     for stage in Stage:
-        queues = stage_queues(stage, shards)
+        queues = STAGE_QUEUES[stage]
         assert {name for queue in queues for name in both(queue)} <= declared
         for free in (True, False):
             gpu = GpuView(workers=1, open_to_shared=free)
-            for workload in ("", "shop", "bank"):
-                fresh = queue_for(stage, gpu, workload=workload, shards=shards)
-                late = queue_for(stage, gpu, workload=workload, shards=shards, backfill=True)
-                assert fresh in queues and late == fresh + BACKFILL
+            fresh, late = queue_for(stage, gpu), queue_for(stage, gpu, backfill=True)
+            assert fresh in queues and late == fresh + BACKFILL
 
 
-def test_one_drain_shard_has_the_names_there_always_were() -> None:
-    assert set(all_queues(1)) == {
+def test_queues_have_the_names_there_always_were() -> None:
+    assert set(ALL_QUEUES) == {
         "ingest", "ingest.backfill", "infer.cpu", "infer.cpu.backfill", "infer.gpu", "infer.gpu.backfill",
         "drain", "drain.backfill", "store", "store.backfill", "train", "periodic",
         "backfill",
     }  # fmt: skip
-    assert set(all_queues(3)) - set(all_queues(1)) == {
-        "drain.1", "drain.1.backfill", "drain.2", "drain.2.backfill",
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("shards", [1, 2, 64])
-def test_a_queue_is_of_a_shard_that_is_or_of_one_that_is_no_more(shards: int) -> None:
-    former = set(former_queues(shards))
-    assert former.isdisjoint(all_queues(shards))
-    assert former | set(all_queues(shards)) == set(all_queues(64))
 
 
 def test_every_batch_queue_is_served_with_its_backfill_and_by_name_fresh_comes_first() -> None:
     options = configuration(Settings(redis_url="redis://h"))["broker_transport_options"]
     assert options["queue_order_strategy"] == "sorted"
     served = {queue for role in ROLES.values() for queue in role.queues}
-    assert served == set(all_queues(1))
+    assert served == set(ALL_QUEUES)
     for role in ROLES.values():
         assert sorted(role.queues) == list(role.queues), "the order in which a worker takes them"
         for queue in role.queues:

@@ -14,9 +14,10 @@ import pytest
 
 from pipeline.errors import BadBundle
 from pipeline.models import bundle as bundles
-from pipeline.models.bundle import BundleFile, KnownPatterns, Manifest, TrainingStats
+from pipeline.models.bundle import BundleFile, Manifest, TrainingStats
 from pipeline.models.evidence import Evidence, Normal
-from pipeline.models.threshold import Mode, calibrate
+from pipeline.models.known.patterns import KNOWN_SCHEMA, KnownPatterns, load_known
+from pipeline.models.threshold import calibrate
 from pipeline.watching.sessions.bundled import read_session_models
 from pipeline.watching.sessions.model import SessionModel
 from pipeline.watching.sessions.model import dump as dump_session_models
@@ -28,7 +29,6 @@ STATS = TrainingStats(
     templates=2,
     held_out_templates=2,
     left_out=0,
-    hold_out="2 folds by template",
     seconds=1.5,
     epochs=4.0,
     steps=20,
@@ -43,8 +43,9 @@ KNOWN = pl.DataFrame(
         "count": [20, 9, 1],
         "template_id": [1, 1, 2],
         "severe": [False, True, False],
+        "baseline": [True, False, False],
     },
-    schema=bundles.KNOWN_SCHEMA,
+    schema=KNOWN_SCHEMA,
 )
 
 
@@ -52,16 +53,12 @@ def manifest_of(files: Mapping[str, BundleFile]) -> Manifest:
     return Manifest(
         version="v1",
         created=datetime(2026, 1, 2, 3, 4, tzinfo=UTC),
-        mode=Mode.BASELINE,
         mask_version="abc",
         tokens=("<IP>",),
         config={"model": {"hidden": 8}},
-        calibration=calibrate(
-            [Normal(evidence=Evidence(surprisal=s)) for s in (1.0, 2.0, 3.0)], mode=Mode.BASELINE, total=30
-        ),
+        calibration=calibrate([Normal(evidence=Evidence(surprisal=s)) for s in (1.0, 2.0, 3.0)], total=30),
         stats=STATS,
         seed=1,
-        template_watermark=2,
         files=files,
     )
 
@@ -215,7 +212,9 @@ def test_a_newer_format_names_the_remedy(tmp_path: Path) -> None:
         bundles.load_manifest(tmp_path / "v1")
 
 
-@pytest.mark.parametrize("field", ["version", "calibration", "stats", "files", "created", "mode", "tokens"])
+@pytest.mark.parametrize(
+    "field", ["version", "calibration", "stats", "files", "created", "mask_version", "tokens"]
+)
 def test_a_manifest_without_a_field_is_refused(tmp_path: Path, field: str) -> None:
     write(tmp_path / "v1")
     edit(tmp_path / "v1", lambda d: d.pop(field))
@@ -233,7 +232,7 @@ def test_a_manifest_that_is_no_object_is_refused(tmp_path: Path, text: str) -> N
 
 def test_known_patterns_count_by_pattern_and_by_template(tmp_path: Path) -> None:
     write(tmp_path / "v1")
-    known = bundles.load_known(tmp_path / "v1")
+    known = load_known(tmp_path / "v1")
     assert len(known) == 3
     assert known.count(1) == 20 and known.count(2**64 - 1) == 1 and known.count(5) == 0
     assert known.template_count(1) == 29 and known.template_count(9) == 0
@@ -246,14 +245,14 @@ def test_an_unreadable_pattern_file_is_a_bad_bundle(tmp_path: Path) -> None:
     write(tmp_path / "v1")
     (tmp_path / "v1" / bundles.KNOWN_FILE).write_bytes(b"not parquet")
     with pytest.raises(BadBundle, match="not readable"):
-        bundles.load_known(tmp_path / "v1")
+        load_known(tmp_path / "v1")
 
 
 def test_pattern_columns_of_another_shape_are_a_bad_bundle(tmp_path: Path) -> None:
     write(tmp_path / "v1")
     pl.DataFrame({"pattern_id": ["x"]}).write_parquet(tmp_path / "v1" / bundles.KNOWN_FILE)
     with pytest.raises(BadBundle, match="expected"):
-        bundles.load_known(tmp_path / "v1")
+        load_known(tmp_path / "v1")
 
 
 def test_an_empty_sample_knows_no_pattern() -> None:

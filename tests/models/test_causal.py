@@ -1,4 +1,4 @@
-"""Scoring asks once for what lines share, and gives what reading each line by itself gives."""
+"""Scoring lines together gives what reading each line by itself gives."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.models import causal
-from pipeline.models.causal import CausalCache, CausalNetwork, piece_surprisals
+from pipeline.models.causal import CausalNetwork, piece_surprisals
 from pipeline.models.config import ModelConfig
 from pipeline.models.lexicon import EncodedLines, Lexicon
 from pipeline.models.tokenizer import CLS_ID, LineTokenizer
@@ -107,57 +107,3 @@ def test_any_lines_are_as_surprising_together_as_each_by_itself(
 def test_lines_of_masks_alone_ask_for_nothing(network: CausalNetwork, lexicon: Lexicon) -> None:
     lines = lexicon.encode(["<IP>", "<IP> <NUM>", "<NUM>"])
     assert piece_surprisals(network, lines, CPU).tolist() == [0.0] * 4
-
-
-def test_two_places_are_one_where_the_lines_are_the_same_up_to_there() -> None:
-    texts = [[5, 6, 7], [5, 6, 8, 1], [5, 6, 8], [], [6, 5, 8], [5, 9, 8]]
-    start = np.cumsum([0, *map(len, texts)])
-    columns, pieces = np.array([(at, piece) for text in texts for at, piece in enumerate(text)]).T
-    found = causal._prefix_hashes(columns, pieces, start).tolist()
-    beginnings = [tuple(text[: i + 1]) for text in texts for i in range(len(text))]
-    numbers = dict(zip(beginnings, found, strict=True))
-    assert found == [numbers[b] for b in beginnings]
-    assert len(set(found)) == len(numbers)
-
-
-def test_what_follows_a_beginning_is_asked_for_once_and_masks_never(
-    network: CausalNetwork, lexicon: Lexicon
-) -> None:
-    asked: list[int] = []
-    hook = network.ln_f.register_forward_pre_hook(lambda _module, args: asked.append(len(args[0])))
-    lines = lexicon.encode(["worker <NUM> started"])
-    try:
-        piece_surprisals(network, lines, CPU)
-        piece_surprisals(network, lexicon.encode(["worker <NUM> started", "worker <NUM>"] * 5), CPU)
-    finally:
-        hook.remove()
-    assert asked == [lines.scored.sum()] * 2
-    assert lines.scored.sum() == len(lines.ids) - 1
-
-
-def test_a_cache_answers_what_was_asked_before(network: CausalNetwork, lexicon: Lexicon) -> None:
-    pages = [lexicon.encode(texts) for texts in (LINES, LINES[::-1], ["worker <NUM> stopped"])]
-    alone = [read_alone(network, lines) for lines in pages]
-    asked: list[int] = []
-    hook = network.ln_f.register_forward_pre_hook(lambda _module, args: asked.append(len(args[0])))
-    cache = CausalCache(network)
-    try:
-        for lines, expected in zip(pages, alone, strict=True):
-            np.testing.assert_allclose(piece_surprisals(network, lines, CPU, cache), expected, atol=1e-4)
-    finally:
-        hook.remove()
-    # Of the last line "worker" is known; of the lines in another order all is.
-    assert len(asked) == 2 and 0 < asked[1] < pages[2].scored.sum()
-
-
-def test_a_full_cache_forgets_and_answers_the_same(
-    network: CausalNetwork, lexicon: Lexicon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(causal, "_PREFIX_BITS", 3)
-    monkeypatch.setitem(causal._INPUTS_BYTES, "cpu", 20 * 4 * 32 * 4)
-    cache = CausalCache(network)
-    texts = [*LINES, *HOSTILE]
-    for at in [*range(len(texts)), *range(len(texts))[::-1]]:
-        lines = lexicon.encode(texts[at : at + 3])
-        found = piece_surprisals(network, lines, CPU, cache)
-        np.testing.assert_allclose(found, read_alone(network, lines), atol=1e-4)

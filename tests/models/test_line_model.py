@@ -20,10 +20,8 @@ from pipeline.models import bundle as bundles
 from pipeline.models import line as line_module
 from pipeline.models.config import ModelConfig, model_config
 from pipeline.models.fitting import TrainConfig
-from pipeline.models.lexicon import rectangles
 from pipeline.models.line import LineModel
 from pipeline.models.severity import severity_words
-from pipeline.models.threshold import Mode
 from pipeline.models.trainer import FitRequest, fit
 from pipeline.records.verdict import pattern_ids
 
@@ -48,14 +46,13 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "count": pl.Series([50] * len(NORMAL), dtype=pl.UInt64),
             "severe": [False] * len(NORMAL),
             "template_id": [1, 1, 2, 3, 4, 4],
+            "baseline": True,
         }
     )
     config = TrainConfig(model=ModelConfig(hidden=32, feed_forward=64), min_steps=200, max_steps=200)
     for _ in fit(
         sample,
-        FitRequest(
-            tokens=TOKENS, mask_version="m", config=config, seed=3, out=out, mode=Mode.BASELINE, version="v1"
-        ),
+        FitRequest(tokens=TOKENS, mask_version="m", config=config, seed=3, out=out, version="v1"),
     ):
         pass
     return out
@@ -183,7 +180,7 @@ def test_a_piece_is_judged_by_what_stands_before_it_alone(model: LineModel) -> N
 def test_training_makes_the_logits_log_shares_of_their_own_accord(model: LineModel) -> None:
     """Scoring leaves the sum over the vocabulary out, so it has to be near 1 where the model has learnt."""
     encoded = model._lexicon.encode(NORMAL)
-    at, known = next(rectangles(encoded.start, 4096))
+    at, known = next(encoded.rectangles(4096))
     truth = torch.from_numpy(encoded.ids[at])
     ids = torch.cat([torch.ones(len(truth), 1, dtype=torch.long), truth[:, :-1]], dim=1)
     with torch.inference_mode():
@@ -273,9 +270,6 @@ def test_a_tokenizer_with_ids_past_its_pieces_is_a_bad_bundle(bundle: Path, tmp_
 @pytest.mark.parametrize(
     "change",
     [
-        {"worst_share": "nan"},
-        {"worst_share": 1e9},
-        {"worst_least": -1},
         {"dropout": 7},
         {"max_tokens": 2},
         {"hidden": 10**6},

@@ -3,14 +3,26 @@ damaged."""
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import redis
-from small_bundles import AT, ONE, THREE, TWO, artifact_of, damage, manifest_of, put, repair, written
+from small_bundles import (
+    AT,
+    ONE,
+    THREE,
+    TWO,
+    artifact_of,
+    damage,
+    make_older,
+    manifest_of,
+    put,
+    repair,
+    written,
+)
 
 from pipeline.controller.trainings import TrainingRequest, Trainings
-from pipeline.errors import BadBundle, ModelUnavailable
+from pipeline.errors import BadBundle, ModelUnavailable, StoreUnavailable
 from pipeline.messages.app import make_app
 from pipeline.models import bundle
 from pipeline.models import registry as registry_module
@@ -241,6 +253,52 @@ def test_models_serve_side_by_side_and_fail_alone(registry: Registry, held: Leas
     assert serving.versions() == {"shared": ONE, "prod/a": TWO}
 
 
+def test_a_live_version_that_an_older_build_made_is_no_model_until_a_training(
+    registry: Registry, held: Lease, at_once: None
+) -> None:
+    publish(registry, held, ONE)
+    make_older(registry, ONE)
+    first, second = process(registry), process(registry)
+    assert (first.version(), second.version()) == (None, None)
+    assert first.versions() == {}
+    (fault,) = registry.faults()
+    assert fault.version == ONE and "an older build made it" in fault.reason
+    assert registry.path(ONE).exists(), "a whole copy is not fetched again"
+    assert [live.version for live in registry.outdated()] == [ONE]
+    publish(registry, held, TWO)
+    assert (first.version(), second.version()) == (TWO, TWO)
+    assert registry.outdated() == []
+
+
+def test_an_earlier_version_that_can_be_read_serves_instead_of_one_of_an_older_build(
+    registry: Registry, held: Lease
+) -> None:
+    publish(registry, held, ONE, TWO)
+    make_older(registry, TWO)
+    assert process(registry).version() == ONE
+
+
+def test_a_version_of_an_older_build_is_told_from_its_copy_while_the_store_is_away(
+    registry: Registry, held: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(registry, held, ONE)
+    make_older(registry, ONE)
+    monkeypatch.setattr(registry.stored, "_manifest_text", raising(StoreUnavailable("away")))
+    assert process(registry).version() is None
+    shutil.rmtree(registry.path(ONE))
+    again = Registry(registry.client, registry.settings)
+    monkeypatch.setattr(again.stored, "_manifest_text", raising(StoreUnavailable("away")))
+    with pytest.raises(ModelUnavailable):
+        process(again).version()
+
+
+def raising(error: Exception) -> Callable[[str], bytes]:
+    def text(version: str) -> bytes:
+        raise error
+
+    return text
+
+
 # A whole process
 
 
@@ -325,6 +383,21 @@ def test_the_reloader_goes_on_when_a_model_has_no_version_that_can_be_read(
     assert context.presence.serving()["w1"].versions == {"prod/own/x": TWO}
     trouble = context.presence.trouble()
     assert trouble is not None and "no version of the shared model" in trouble.reason
+
+
+def test_the_reloader_takes_back_what_a_killed_process_of_its_name_served(
+    context: Context, held: Lease
+) -> None:
+    publish(context.registry, held, ONE)
+    make_older(context.registry, ONE)
+    context.presence.serves("w1", {"shared": ONE})
+    Reloader(context, "w1").look()
+    assert context.presence.serving() == {}
+    trouble = context.presence.trouble()
+    assert trouble is not None and trouble.reason == (
+        f"an older build made the live model, {ONE}, and this one cannot read it; lines are stored without a "
+        "verdict until `logweir train` has learnt a new one"
+    )
 
 
 def test_the_reloader_looks_often_while_its_process_works_and_rarely_while_it_does_not(

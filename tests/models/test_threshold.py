@@ -14,8 +14,8 @@ from pipeline.errors import BadBundle
 from pipeline.models.bundle import Manifest
 from pipeline.models.evidence import Evidence, Normal
 from pipeline.models.prediction_bounds import ParetoTail, conformal, fit_pareto, student, upper_bound
-from pipeline.models.threshold import Calibration, Mode, Scale, calibrate
-from pipeline.models.verdict import conclude
+from pipeline.models.threshold import Calibration, Scale, calibrate
+from pipeline.models.verdict import Past, conclude
 from pipeline.records.verdict import Verdict
 from tests.models.test_bundle import manifest_of
 
@@ -44,10 +44,10 @@ def normal(
 
 def made_of(priors: list[float], chance: float = 0.05) -> Calibration:
     """Calibration whose normalised_score rises with the prior and with nothing else."""
-    return calibrate([normal(prior=p) for p in priors], mode=Mode.BASELINE, total=1, chance=chance)
+    return calibrate([normal(prior=p) for p in priors], total=1, chance=chance)
 
 
-BASELINE = calibrate([normal(4.0 + 0.1 * i) for i in range(40)], mode=Mode.BASELINE, total=4000)
+BASELINE = calibrate([normal(4.0 + 0.1 * i) for i in range(40)], total=4000)
 
 
 def through_json(made: Calibration) -> Calibration:
@@ -55,9 +55,8 @@ def through_json(made: Calibration) -> Calibration:
 
 
 def verdict(made: Calibration, evidence: Evidence, *, severe: bool = False) -> Verdict:
-    return conclude(
-        evidence, calibration=made, known_count=0, template_new=True, severe=severe, level=None, template_id=1
-    )
+    past = Past(count=0, in_baseline=False, template_new=True, template_in_baseline=False)
+    return conclude(evidence, calibration=made, past=past, severe=severe, level=None, template_id=1)
 
 
 # --- thresholds ---
@@ -84,7 +83,7 @@ def test_without_held_out_templates_strangeness_alone_flags_nothing(count: int) 
 
 
 def test_equal_held_out_templates_leave_room_above_them() -> None:
-    made = calibrate([normal(2.0)] * 30, mode=Mode.BASELINE, total=1)
+    made = calibrate([normal(2.0)] * 30, total=1)
     assert verdict(made, Evidence(surprisal=2.1, prior=-1.5)).anomalous is False
 
 
@@ -100,8 +99,8 @@ def test_a_smaller_chance_never_lowers_the_threshold() -> None:
 def test_templates_with_an_error_sign_have_no_part_in_the_threshold_of_calm_ones() -> None:
     calm = [normal(prior=-1.5 + 0.01 * i) for i in range(40)]
     bad = [normal(prior=3.0, severe=True), normal(prior=4.0, word="failed")] * 10
-    with_bad = calibrate([*calm, *bad], mode=Mode.BASELINE, total=1)
-    assert with_bad.threshold == pytest.approx(calibrate(calm, mode=Mode.BASELINE, total=1).threshold)
+    with_bad = calibrate([*calm, *bad], total=1)
+    assert with_bad.threshold == pytest.approx(calibrate(calm, total=1).threshold)
     assert with_bad.held_out == 60
 
 
@@ -142,7 +141,7 @@ def test_a_line_of_learnt_words_is_as_calm_however_unlikely_held_out_lines_are()
 def test_p_values_are_probabilities_that_fall_with_the_score(
     normals: list[Normal], a: float, b: float
 ) -> None:
-    made = calibrate(normals, mode=Mode.BASELINE, total=9)
+    made = calibrate(normals, total=9)
     high, low = made.p_value(max(a, b)), made.p_value(min(a, b))
     if len(normals) < 2:
         assert high is None and low is None
@@ -233,13 +232,13 @@ def test_a_bound_says_how_it_was_found() -> None:
 
 @given(NORMALS, st.sampled_from([0.05, 0.01, 0.0001]))
 def test_a_calibration_survives_its_json(normals: list[Normal], chance: float) -> None:
-    made = calibrate(normals, mode=Mode.SELF, total=9, chance=chance)
+    made = calibrate(normals, total=9, chance=chance)
     assert through_json(made) == made
 
 
-def test_a_calibration_with_a_tail_survives_its_json_and_keeps_few_scores() -> None:
+def test_a_calibration_with_a_tail_survives_its_json() -> None:
     rng = random.Random(5)
-    made = made_of([rng.gauss(0, 1) for _ in range(900)])
+    made = made_of([rng.gauss(0, 1) for _ in range(400)])
     assert made.tail is not None and len(made.scores) == 400
     assert through_json(made) == made
 
@@ -247,7 +246,7 @@ def test_a_calibration_with_a_tail_survives_its_json_and_keeps_few_scores() -> N
 @pytest.mark.parametrize(
     "change",
     [
-        {"method": "magic"}, {"median": "x"}, {"threshold": float("nan")}, {"mode": "?"}, {"surprisal": [1.0]},
+        {"method": "magic"}, {"median": "x"}, {"threshold": float("nan")}, {"surprisal": [1.0]},
         {"surprisal": {"centre": 1.0, "spread": 0.0}}, {"novelty": {"centre": 0.0, "spread": float("inf")}},
         {"novelty": None}, {"scores": [2.0, 1.0]}, {"scores": "ab"}, {"tail": 3},
         {"tail": {"start": 0.0, "share": 2.0, "scale": 1.0, "shape": 0.0}}, {"threshold": "1e999"}, {"median": None},
@@ -259,3 +258,36 @@ def test_a_damaged_calibration_is_a_bad_bundle(change: dict[str, object]) -> Non
     data["calibration"] |= change
     with pytest.raises(BadBundle, match="not readable"):
         Manifest.from_json(json.dumps(data))
+
+
+# --- what calibration promises ---------------------------------------------------------------------
+
+
+def drawn(rng: random.Random) -> Normal:
+    """Evidence of a normal template of some log: skewed, and of three parts that go together."""
+    base = rng.expovariate(1.0)
+    novelty = min(1.0, 0.1 * base + rng.uniform(0.0, 0.3))
+    return normal_of(
+        surprisal=base + rng.expovariate(2.0), novelty=novelty, prior=rng.gauss(-1.5, 0.4) + 0.1 * base
+    )
+
+
+def normal_of(**evidence: float) -> Normal:
+    return Normal(evidence=Evidence(**evidence))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("held_out", "chance"), [(20, 0.05), (60, 0.05), (120, 0.01), (400, 0.01)])
+def test_new_normal_lines_are_flagged_at_most_twice_as_often_as_was_asked(
+    held_out: int, chance: float
+) -> None:
+    rng = random.Random(7)
+    flagged = small = total = 0
+    for _ in range(60):
+        made = calibrate([drawn(rng) for _ in range(held_out)], total=10_000, chance=chance)
+        assert made.method == "conformal"
+        for _ in range(200):
+            new = verdict(made, drawn(rng).evidence)
+            flagged += bool(new.anomalous)
+            small += new.p_value is not None and new.p_value <= chance
+            total += 1
+    assert flagged / total <= 2 * chance and small / total <= 2 * chance

@@ -1,6 +1,6 @@
 """The byte-pair tokenizer of masked lines."""
 
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import BadBundle
-from pipeline.models import tokenizer as module
 from pipeline.models.lexicon import Lexicon
 from pipeline.models.tokenizer import LineTokenizer
 
@@ -21,15 +20,8 @@ def tokenizer() -> LineTokenizer:
     return LineTokenizer.train(LINES, tokens=TOKENS, vocab_size=1024, max_tokens=32)
 
 
-def pieces(tokenizer: LineTokenizer, words: list[str]) -> list[list[int]]:
-    flat, length = tokenizer.flat_pieces(words)
-    assert len(length) == len(words) and length.sum() == len(flat)
-    ids = iter(flat.tolist())
-    return [list(islice(ids, n)) for n in length.tolist()]
-
-
 def test_a_mask_token_is_one_id_that_may_not_be_scored_even_inside_a_word(tokenizer: LineTokenizer) -> None:
-    (ids,) = pieces(tokenizer, ["core.<NUM><IP>x"])
+    (ids,) = tokenizer.pieces(["core.<NUM><IP>x"])
     assert len([i for i in ids if i in tokenizer.fixed]) == 2 and len(ids) > 3
 
 
@@ -39,73 +31,24 @@ def test_no_merge_is_learnt_from_inside_a_mask_token(tokenizer: LineTokenizer) -
 
 
 def test_the_text_of_a_special_token_in_a_line_is_ordinary_text(tokenizer: LineTokenizer) -> None:
-    found = pieces(tokenizer, ["look:", "[MASK]", "[PAD]", "[CLS]"])
+    found = tokenizer.pieces(["look:", "[MASK]", "[PAD]", "[CLS]"])
     assert not {*tokenizer.specials} & {piece for ids in found for piece in ids}
 
 
 def test_a_camel_case_name_is_cut_at_its_capitals(tokenizer: LineTokenizer) -> None:
-    (ids,) = pieces(tokenizer, ["NullPointerException"])
+    (ids,) = tokenizer.pieces(["NullPointerException"])
     assert len(ids) == 3
-
-
-def by_the_library(tokenizer: LineTokenizer, words: list[str]) -> list[list[int]]:
-    spaced = [f" {word}" for word in words]
-    return [e.ids for e in tokenizer._inner.encode_batch(spaced, add_special_tokens=False)]
-
-
-PARTS = [
-    "a",
-    "B",
-    "Order",
-    "from",
-    "7",
-    ".",
-    "é",
-    "日",
-    "\x00",
-    "<",
-    ">",
-    "IP",
-    "[MASK]",
-    "<IP>",
-    "<NUM>",
-    "<NUM",
-    "<ip>",
-]
-
-
-@given(st.lists(st.lists(st.sampled_from(PARTS), min_size=1, max_size=8).map("".join), max_size=8))
-def test_the_pieces_of_words_are_those_of_the_library(tokenizer: LineTokenizer, words: list[str]) -> None:
-    assert pieces(tokenizer, words) == by_the_library(tokenizer, words)
-
-
-@given(st.text(max_size=80).map(str.split))
-def test_the_pieces_of_any_text_are_those_of_the_library(tokenizer: LineTokenizer, words: list[str]) -> None:
-    assert pieces(tokenizer, words) == by_the_library(tokenizer, words)
 
 
 def test_of_two_mask_tokens_that_begin_alike_the_longer_one_is_found() -> None:
     made = LineTokenizer.train(LINES, tokens=("<A>", "<A><B>"), vocab_size=400, max_tokens=32)
     words = ["x<A><B>", "<A><A><B><A>"]
-    assert pieces(made, words) == by_the_library(made, words)
-
-
-def test_words_that_were_met_are_forgotten_in_time_and_so_are_blobs(
-    tokenizer: LineTokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_CUTS_MOST", 8)
-    monkeypatch.setattr(module, "_CUT_PIECES_MOST", 400)
-    for word in [f"word{'x' * i}" for i in range(20)]:
-        assert pieces(tokenizer, [word]) == by_the_library(tokenizer, [word])
-        assert 0 < len(tokenizer._number) <= 9
-    pieces(tokenizer, ["é" * 4096])
-    assert len(tokenizer._rows.flat) > 400
-    assert pieces(tokenizer, ["word"]) == by_the_library(tokenizer, ["word"])
-    assert len(tokenizer._rows.flat) <= 400
+    long, short = (made.pieces([word])[0] for word in ("<A><B>", "<A>"))
+    assert made.pieces(words)[1] == [*short, *long, *short]
 
 
 def test_half_of_a_surrogate_pair_is_text_like_any_other(tokenizer: LineTokenizer) -> None:
-    (ids,) = pieces(tokenizer, ["a\ud800b"])
+    (ids,) = tokenizer.pieces(["a\ud800b"])
     assert len(ids) >= 3 and max(ids) < tokenizer.vocab_size
 
 
@@ -131,7 +74,7 @@ def test_a_saved_tokenizer_gives_the_same_ids(tokenizer: LineTokenizer, tmp_path
     path.write_text(tokenizer.to_json(), encoding="utf-8")
     loaded = LineTokenizer.from_file(path, tokens=TOKENS, max_tokens=32)
     probe = ["connection", "from", "<IP>", "[MASK]", "refused", "é", "日本"]
-    assert pieces(loaded, probe) == pieces(tokenizer, probe)
+    assert loaded.pieces(probe) == tokenizer.pieces(probe)
 
 
 def test_training_twice_gives_the_same_tokenizer(tokenizer: LineTokenizer) -> None:
@@ -152,12 +95,3 @@ def test_a_tokenizer_without_a_mask_token_is_a_bad_bundle(tokenizer: LineTokeniz
     path.write_text(tokenizer.to_json(), encoding="utf-8")
     with pytest.raises(BadBundle, match="<UUID>"):
         LineTokenizer.from_file(path, tokens=("<UUID>",), max_tokens=32)
-
-
-def test_a_tokenizer_that_cuts_words_in_another_way_is_a_bad_bundle(
-    tokenizer: LineTokenizer, tmp_path: Path
-) -> None:
-    path = tmp_path / "tokenizer.json"
-    path.write_text(tokenizer.to_json().replace("[A-Z]?[a-z]+", "[a-z]+"), encoding="utf-8")
-    with pytest.raises(BadBundle, match="cuts words"):
-        LineTokenizer.from_file(path, tokens=TOKENS, max_tokens=32)

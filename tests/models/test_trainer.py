@@ -1,5 +1,7 @@
 """Training: progress, calibration on held-out templates, what the weights may see."""
 
+import itertools
+import random
 import shutil
 import subprocess
 import sys
@@ -7,25 +9,25 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from time import monotonic
-from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import polars as pl
 import pytest
 import torch
 
 from pipeline.errors import BadBundle, TrainingFailed
 from pipeline.models import bundle as bundles
-from pipeline.models import trainer
-from pipeline.models.budget import chance_within, novel_per_day
+from pipeline.models.budget import chance_within, errors_per_day, novel_per_day
 from pipeline.models.causal import CausalNetwork
 from pipeline.models.config import ModelConfig
-from pipeline.models.fitting import Fitted, FusedAdamW, TrainConfig, affordable_steps, fit_network, learnt_by
+from pipeline.models.fitting import FusedAdamW, TrainConfig
+from pipeline.models.known.patterns import load_known
 from pipeline.models.line import LineModel
 from pipeline.models.prior import SeverityPrior
-from pipeline.models.threshold import CHANCE, Mode
+from pipeline.models.threshold import CHANCE
 from pipeline.models.trainer import FitProgress, FitRequest, fit
+from pipeline.models.verdict import Knowledge, verdict_of
 from pipeline.records.verdict import pattern_ids
 
 TINY = TrainConfig(model=ModelConfig(hidden=32, feed_forward=64, layers=1), min_steps=20, max_steps=20)
@@ -34,7 +36,11 @@ VERBS = ["opened", "closed", "renewed", "flushed", "moved", "merged", "listed", 
 
 
 def sample(
-    lines: list[str], counts: list[int] | None = None, severe: list[str] | None = None
+    lines: list[str],
+    counts: list[int] | None = None,
+    severe: list[str] | None = None,
+    *,
+    baseline: bool = True,
 ) -> pl.DataFrame:
     """Each line is its own template."""
     return pl.DataFrame(
@@ -44,6 +50,7 @@ def sample(
             "count": pl.Series(counts or [20] * len(lines), dtype=pl.UInt64),
             "severe": [line in (severe or []) for line in lines],
             "template_id": pl.int_range(1, len(lines) + 1, eager=True),
+            "baseline": baseline,
         }
     )
 
@@ -56,10 +63,8 @@ def run(
     frame: pl.DataFrame,
     out: Path,
     *,
-    mode: Mode = Mode.BASELINE,
     config: TrainConfig = TINY,
     seed: int = 1,
-    budget: float | None = None,
     known_normal: frozenset[int] = frozenset(),
     mask_version: str = "m1",
     **more: Any,
@@ -73,9 +78,7 @@ def run(
                 config=config,
                 seed=seed,
                 out=out,
-                mode=mode,
                 version=out.name,
-                time_budget_s=budget,
                 known_normal=known_normal,
                 **more,
             ),
@@ -84,11 +87,16 @@ def run(
     return seen, bundles.load_manifest(out)
 
 
+def learnable(made: bundles.Manifest) -> int:
+    """The lines that a model might learn, of templates of one line each: those learnt and those held out."""
+    return made.stats.fitted + made.stats.held_out_templates
+
+
 def test_progress_rises_to_one_hundred_through_the_stages(tmp_path: Path) -> None:
     seen, _ = run(sample(sentences(12)), tmp_path / "v1")
     percents = [p.percent for p in seen]
     assert percents == sorted(percents) and percents[-1] == 100.0
-    assert list(dict.fromkeys(p.stage for p in seen)) == ["prepare", "calibrate", "fit", "write"]
+    assert list(dict.fromkeys(p.stage for p in seen)) == ["prepare", "fit", "write"]
     assert seen[-1].remaining_s == 0.0
     assert all(p.remaining_s is None or p.remaining_s >= 0 for p in seen)
 
@@ -102,7 +110,6 @@ def test_the_bundle_appears_only_when_the_training_has_ended(tmp_path: Path) -> 
             config=TINY,
             seed=1,
             out=tmp_path / "v1",
-            mode=Mode.BASELINE,
             version="v1",
         ),
     )
@@ -119,7 +126,6 @@ def test_a_training_that_is_dropped_midway_leaves_nothing_behind(tmp_path: Path)
             config=TINY,
             seed=1,
             out=tmp_path / "v1",
-            mode=Mode.BASELINE,
             version="v1",
         ),
     )
@@ -141,12 +147,12 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path: 
 
 
 @pytest.mark.long
-def test_few_templates_are_all_held_out_once_and_many_in_part(tmp_path: Path) -> None:
+def test_a_third_of_few_templates_is_held_out_and_a_fifth_of_many(tmp_path: Path) -> None:
     _, few = run(sample(sentences(9)), tmp_path / "few")
     _, many = run(sample(sentences(120)), tmp_path / "many")
-    assert few.stats.held_out_templates == 9 and few.calibration.method == "student"
+    assert few.stats.held_out_templates == 3 and few.calibration.method == "student"
     assert many.stats.held_out_templates == 24 and many.calibration.method == "conformal"
-    assert few.stats.hold_out == "3 folds by template" and many.stats.hold_out == "24 of 120 templates"
+    assert (many.stats.fitted, len(many.held_out)) == (96, 24)
 
 
 def test_lines_of_one_template_are_never_split_between_fit_and_hold_out(tmp_path: Path) -> None:
@@ -154,7 +160,7 @@ def test_lines_of_one_template_are_never_split_between_fit_and_hold_out(tmp_path
     _, made = run(frame, tmp_path / "v1")
     assert made.calibration.method == "none"
     assert made.stats.held_out_templates == 0
-    assert "nothing to hold out" in made.stats.hold_out
+    assert made.held_out == ()
 
 
 def test_two_distinct_lines_are_enough_for_a_working_model(tmp_path: Path) -> None:
@@ -196,103 +202,64 @@ def test_an_existing_version_is_not_overwritten(tmp_path: Path) -> None:
 def test_a_baseline_is_fitted_whole_even_where_it_is_rare_or_severe(tmp_path: Path) -> None:
     lines = [*sentences(10), "disk failed once"]
     _, made = run(sample(lines, [200] * 10 + [1], severe=[lines[0]]), tmp_path / "v1")
-    assert made.stats.left_out == 0 and made.stats.fitted == 11
+    assert made.stats.left_out == 0 and learnable(made) == 11
 
 
 @pytest.mark.long
-def test_self_mode_keeps_rare_and_error_like_templates_out_of_the_fit(tmp_path: Path) -> None:
+def test_rare_and_error_like_templates_of_results_stay_out_of_the_fit(tmp_path: Path) -> None:
     lines = [*sentences(20), "seldom seen thing", "status changed abruptly", "checkpoint failed twice"]
-    frame = sample(lines, [200] * 20 + [1, 300, 300], severe=["status changed abruptly"])
-    _, made = run(frame, tmp_path / "v1", mode=Mode.SELF, config=replace(TINY, min_steps=120, max_steps=120))
-    assert made.stats.fitted == 20 and made.stats.left_out == 3
+    frame = sample(lines, [200] * 20 + [1, 300, 300], severe=["status changed abruptly"], baseline=False)
+    _, made = run(frame, tmp_path / "v1", config=replace(TINY, min_steps=120, max_steps=120))
+    assert learnable(made) == 20 and made.stats.left_out == 3
     vocabulary = (tmp_path / "v1" / bundles.TOKENIZER).read_text(encoding="utf-8")
     assert "abruptly" not in vocabulary and "seldom" not in vocabulary
-    known = bundles.load_known(tmp_path / "v1")
+    known = load_known(tmp_path / "v1")
     assert all(known.count(p) > 0 for p in frame["pattern_id"])
     scored = LineModel.load(tmp_path / "v1").score(lines)
     assert min(e.surprisal for e in scored[20:]) > max(e.surprisal for e in scored[:20])
 
 
 @pytest.mark.long
-def test_self_mode_learns_rare_and_error_like_lines_that_somebody_called_normal(tmp_path: Path) -> None:
+def test_rare_and_error_like_lines_of_results_that_somebody_called_normal_are_learnt(tmp_path: Path) -> None:
     lines = [*sentences(20), "seldom seen thing", "status changed abruptly", "checkpoint failed twice"]
-    frame = sample(lines, [200] * 20 + [1, 300, 300], severe=["status changed abruptly"])
+    frame = sample(lines, [200] * 20 + [1, 300, 300], severe=["status changed abruptly"], baseline=False)
     marked = frozenset(frame["pattern_id"][-3:-1])
-    _, made = run(frame, tmp_path / "v1", mode=Mode.SELF, known_normal=marked)
-    assert made.stats.fitted == 22 and made.stats.left_out == 1
+    _, made = run(frame, tmp_path / "v1", known_normal=marked)
+    assert learnable(made) == 22 and made.stats.left_out == 1
     vocabulary = (tmp_path / "v1" / bundles.TOKENIZER).read_text(encoding="utf-8")
     assert "abruptly" in vocabulary and "seldom" in vocabulary and "twice" not in vocabulary
 
 
 @pytest.mark.long
-def test_self_mode_on_a_log_of_rare_lines_only_learns_from_half_of_it(tmp_path: Path) -> None:
-    _, made = run(sample(sentences(40), [1] * 40), tmp_path / "v1", mode=Mode.SELF)
-    assert made.stats.fitted == 20
+def test_a_baseline_is_fitted_whole_beside_results_of_which_only_common_calm_lines_are(
+    tmp_path: Path,
+) -> None:
+    lines = sentences(20)
+    declared = sample([*lines[:10], "disk failed once"], [200] * 10 + [1], severe=["disk failed once"])
+    results = sample([*lines[10:], "fan stopped once", "link failed"], [200] * 10 + [1, 300], baseline=False)
+    frame = pl.concat([declared, results.with_columns(pl.col("template_id") + 100)])
+    _, made = run(frame, tmp_path / "v1")
+    assert (learnable(made), made.stats.left_out) == (21, 2)
+    known = load_known(tmp_path / "v1")
+    assert [known.in_baseline(p) for p in frame["pattern_id"]] == [True] * 11 + [False] * 12
 
 
-def test_the_manifest_tells_the_watermark_and_the_counts(tmp_path: Path) -> None:
+@pytest.mark.long
+def test_half_of_a_log_of_rare_lines_only_is_learnt(tmp_path: Path) -> None:
+    _, made = run(sample(sentences(40), [1] * 40, baseline=False), tmp_path / "v1")
+    assert learnable(made) == 20
+
+
+def test_the_manifest_tells_the_counts(tmp_path: Path) -> None:
     _, made = run(sample(sentences(7), [10, 20, 30, 40, 50, 60, 70]), tmp_path / "v1")
-    assert made.template_watermark == 7
     assert (made.stats.lines, made.stats.distinct, made.calibration.total) == (280, 7, 280)
     assert made.mask_version == "m1" and made.tokens == ("<IP>", "<NUM>")
-
-
-@pytest.mark.long
-def test_a_time_budget_cuts_the_number_of_steps(tmp_path: Path) -> None:
-    long = replace(TINY, min_steps=100_000, max_steps=100_000)
-    _, made = run(sample(sentences(6)), tmp_path / "v1", config=long, budget=1.0)
-    assert 20 <= made.stats.steps < 10_000
-
-
-def test_half_of_the_budget_is_kept_for_the_fit_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr(trainer, "time", SimpleNamespace(monotonic=lambda: now))
-    clock = trainer._TrainingBudget(4, 20.0)
-    assert [clock.share_s(i) for i in range(4)] == pytest.approx([3.0, 4.5, 9.0, 18.0])
-    now = 112.0
-    assert [clock.share_s(i) for i in (2, 3)] == pytest.approx([0.0, 6.0])
-    assert trainer._TrainingBudget(1, 20.0).share_s(0) == pytest.approx(18.0)
-
-
-@pytest.mark.parametrize(
-    ("took_s", "left_s", "grace_s", "steps"),
-    [
-        (0.1, 100.0, 0.0, 800),  # there is time for all
-        (1.0, 30.0, 10.0, 310),  # the budget decides
-        (1.0, 2.0, 10.0, 120),  # too few, but the grace reaches the least
-        (1.0, -5.0, 10.0, 110),  # and no further
-        (9.0, 0.0, 2.0, 20),  # never fewer
-    ],
-)
-def test_a_fit_without_time_takes_the_least_steps_as_far_as_the_grace_goes(
-    took_s: float, left_s: float, grace_s: float, steps: int
-) -> None:
-    assert affordable_steps(800, 10, took_s=took_s, left_s=left_s, grace_s=grace_s, minimum=120) == steps
-
-
-@pytest.mark.long
-def test_the_model_that_stays_is_fitted_though_the_calibration_used_the_budget_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    late = 0.0
-    signs = trainer._signs
-
-    def slowly(*args: Any) -> Any:
-        nonlocal late
-        late += 1_000.0
-        return signs(*args)
-
-    monkeypatch.setattr(trainer, "_signs", slowly)
-    monkeypatch.setattr(trainer, "time", SimpleNamespace(monotonic=lambda: monotonic() + late))
-    long = replace(TINY, min_steps=150, max_steps=150)
-    _, made = run(sample(sentences(6)), tmp_path / "v1", config=long, budget=40.0)
-    assert made.stats.steps == long.least_steps == 120
 
 
 def test_more_lines_than_the_limit_are_drawn_down_and_all_stay_known(tmp_path: Path) -> None:
     _, made = run(sample(sentences(80)), tmp_path / "v1", config=replace(TINY, max_distinct=50))
     assert made.stats.fitted == 50
-    assert len(bundles.load_known(tmp_path / "v1")) == 80
+    assert len(load_known(tmp_path / "v1")) == 80
 
 
 # --- novelty, prior and the alert budget ---
@@ -326,13 +293,13 @@ def test_a_bundle_without_one_of_them_is_refused(tmp_path: Path, name: str) -> N
 
 
 @pytest.mark.long
-def test_in_self_mode_neither_novelty_nor_prior_learns_that_a_fault_is_normal(tmp_path: Path) -> None:
+def test_neither_novelty_nor_prior_learns_from_results_that_a_fault_is_normal(tmp_path: Path) -> None:
     faults = ["zyxw zyxw quotum", "vutsr qponm checkpoint failed"]
-    frame = sample([*sentences(30), *faults], [200] * 30 + [1, 300])
-    clean = sample(sentences(30), [200] * 30)
+    frame = sample([*sentences(30), *faults], [200] * 30 + [1, 300], baseline=False)
+    clean = sample(sentences(30), [200] * 30, baseline=False)
     lines = [*faults, "quotum"]
-    run(frame, tmp_path / "v1", mode=Mode.SELF)
-    run(clean, tmp_path / "v2", mode=Mode.SELF)
+    run(frame, tmp_path / "v1")
+    run(clean, tmp_path / "v2")
     mixed, alone = (LineModel.load(tmp_path / v).score(lines) for v in ("v1", "v2"))
     assert [(e.novelty, e.prior) for e in mixed] == [(e.novelty, e.prior) for e in alone]
 
@@ -355,6 +322,44 @@ def test_a_log_that_grows_faster_than_the_budget_gets_a_stricter_threshold(tmp_p
     assert strict.calibration.threshold > generous.calibration.threshold
 
 
+def test_errors_that_come_all_the_time_are_known_with_their_lines_a_day(tmp_path: Path) -> None:
+    start, day = datetime(2026, 1, 1, tzinfo=UTC), timedelta(days=1)
+    lines = [
+        *sentences(30),
+        "user gave a bad password",
+        "table is locked",
+        "disk failed once",
+        "job failed for an hour",
+    ]
+    counts = [100] * 30 + [140, 60, 1, 500]
+    last = [start + 2 * day] * 31 + [start + 1.5 * day, start, start + day / 24]
+    frame = sample(lines, counts, severe=lines[30:]).with_columns(
+        first_seen=pl.lit(start), last_seen=pl.Series(last)
+    )
+    known = dict(frame.select("masked", "template_id").iter_rows())
+    expected = {known["user gave a bad password"]: 70.0, known["table is locked"]: 30.0}
+    assert errors_per_day(frame) == expected
+    _, manifest = run(frame, tmp_path / "v1")
+    assert dict(manifest.daily) == expected
+    assert errors_per_day(frame.drop("first_seen")) == {}
+    far = pl.when(pl.int_range(pl.len()) == 0).then(pl.lit(start + 900 * day)).otherwise(pl.col("last_seen"))
+    assert errors_per_day(frame.with_columns(last_seen=far)) == expected, (
+        "one line has the time of its arrival"
+    )
+    assert errors_per_day(frame.with_columns(last_seen=pl.col("first_seen"))) == {}
+
+
+def test_errors_that_came_for_more_than_half_a_day_of_a_long_sample_are_known() -> None:
+    start, day = datetime(2026, 1, 1, tzinfo=UTC), timedelta(days=1)
+    lines = [*sentences(30), "table is locked", "job failed for some hours"]
+    last = [start + 20 * day] * 30 + [start + 0.6 * day, start + 0.4 * day]
+    frame = sample(lines, [100] * 30 + [40, 40], severe=lines[30:]).with_columns(
+        first_seen=pl.lit(start), last_seen=pl.Series(last)
+    )
+    known = dict(frame.select("masked", "template_id").iter_rows())
+    assert errors_per_day(frame) == {known["table is locked"]: 2.0}
+
+
 def test_new_templates_a_day_are_those_of_one_workload_and_unknown_without_times() -> None:
     frame = timed(10.0, 40)
     one, four = (novel_per_day(frame, workloads=n) for n in (1, 4))
@@ -375,68 +380,6 @@ def test_new_templates_a_day_are_those_of_one_workload_and_unknown_without_times
 )
 def test_a_budget_of_ten_alerts_a_day_asks_for_a_chance(novel: float | None, chance: float) -> None:
     assert chance_within(10.0, novel) == pytest.approx(chance)
-
-
-@pytest.mark.long
-def test_a_warm_start_takes_fewer_steps_and_begins_where_its_parent_stopped(tmp_path: Path) -> None:
-    frame = sample(sentences(12))
-    _, parent = run(frame, tmp_path / "v1", config=replace(TINY, min_steps=100, max_steps=100))
-    cold, warm = Fitted(), Fitted()
-    for made, begin in ((cold, None), (warm, tmp_path / "v1")):
-        for _ in fit_network(
-            frame, made, tokens=("<IP>",), config=TINY, seed=4, device="cpu", budget_s=None, warm=begin
-        ):
-            pass
-    assert parent.stats.steps == 100
-    assert (warm.warm, warm.steps, cold.warm, cold.steps) == (True, 10, False, 20)
-    assert warm.loss < cold.loss
-
-
-@pytest.mark.long
-def test_a_parent_that_cannot_be_used_is_a_cold_start(tmp_path: Path) -> None:
-    frame = sample(sentences(12))
-    run(frame, tmp_path / "v1")
-    shutil.copytree(tmp_path / "v1", tmp_path / "damaged")
-    (tmp_path / "damaged" / bundles.WEIGHTS).write_bytes(b"garbage")
-    other = replace(TINY, model=replace(TINY.model, hidden=48))
-    for parent, config in (
-        (tmp_path / "damaged", TINY),
-        (tmp_path / "absent", TINY),
-        (tmp_path / "v1", other),
-    ):
-        made = Fitted()
-        for _ in fit_network(
-            frame, made, tokens=("<IP>",), config=config, seed=4, device="cpu", budget_s=None, warm=parent
-        ):
-            pass
-        assert (made.warm, made.steps) == (False, 20)
-
-
-@pytest.mark.long
-def test_what_a_parent_has_learnt_is_not_called_held_out(tmp_path: Path) -> None:
-    lines = sentences(30)
-    frame = sample(lines)
-    first, second, third = (frozenset(pattern_ids(lines[a:b])) for a, b in ((0, 3), (0, 5), (0, 12)))
-    run(frame, tmp_path / "v1", held_out=first)
-    assert learnt_by(tmp_path / "v1", frame, second) == second - first
-    assert learnt_by(tmp_path / "absent", frame, second) == frozenset()
-    # Warm: two of five that are held out now are in the weights already.
-    _, warm = run(frame, tmp_path / "v2", held_out=second, warm=tmp_path / "v1")
-    assert (warm.stats.steps, frozenset(warm.held_out)) == (10, first)
-    # Cold: with most of them learnt there would be nothing left to judge by.
-    _, cold = run(frame, tmp_path / "v3", held_out=third, warm=tmp_path / "v1")
-    assert (cold.stats.steps, frozenset(cold.held_out)) == (20, third)
-
-
-@pytest.mark.long
-def test_a_new_line_of_a_template_that_a_parent_has_learnt_is_learnt(tmp_path: Path) -> None:
-    old, new = sample(sentences(30)), sample([f"{line} again" for line in sentences(30)])
-    run(old, tmp_path / "v1")
-    held_out = frozenset(new["pattern_id"].head(2))
-    assert learnt_by(tmp_path / "v1", new, held_out) == held_out
-    # Of a template that is held out in part, its lines are still news.
-    both = pl.concat([old, new])
-    assert learnt_by(tmp_path / "v1", both, held_out) == frozenset()
 
 
 def test_the_optimizer_takes_the_steps_of_torch_bit_by_bit() -> None:
@@ -486,3 +429,28 @@ print([m for m in ("torch._dynamo", "sympy", "transformers") if m in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.long
+def test_a_model_flags_new_templates_of_its_own_log_as_seldom_as_it_says(tmp_path: Path) -> None:
+    """What is published is what was calibrated: at 1 % asked at most 2 % got, and at 5 % at most 10 %."""
+    parts = (
+        ["queue", "cache", "lease", "worker", "batch", "socket", "index", "shard", "session", "cursor"],
+        ["opened", "closed", "renewed", "flushed", "moved", "merged", "listed", "read", "sorted", "packed"],
+        ["on <IP>", "by <IP>", "after <NUM> ms", "with <NUM> rows", "for tenant <NUM>", "of group <NUM>"],
+        ["at start", "again", "in time", "as planned", "for now", "by hand"],
+    )
+    lines = [" ".join(words) for words in itertools.product(*parts)]
+    random.Random(3).shuffle(lines)
+    learnt, new = lines[:1_000], lines[1_000:]
+    _, made = run(sample(learnt), tmp_path / "v1")
+    assert made.calibration.held_out == 200
+    knowledge = Knowledge(calibration=made.calibration, known=load_known(tmp_path / "v1"))
+    judged = [
+        verdict_of(
+            {**msgspec.structs.asdict(e), "pattern_id": n, "severe": False, "level": "info"}, None, knowledge
+        )
+        for n, e in enumerate(LineModel.load(tmp_path / "v1").score(new))
+    ]
+    assert sum(bool(v.anomalous) for v in judged) <= 0.1 * len(new)
+    assert sum((v.p_value or 1.0) <= 0.01 for v in judged) <= 0.02 * len(new)

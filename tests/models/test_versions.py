@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -151,8 +152,31 @@ def test_a_fetch_that_is_killed_leaves_no_half_copy_and_holds_nobody_up(
         assert not two.path(ONE).exists()
         process.kill()
     assert two.manifest(ONE).version == ONE
+    for leftover in two.directory.glob(".m*.tmp"):  # a while later
+        for path in (*leftover.glob("*"), leftover):
+            os.utime(path, (1, 1))
     two.stored.sweep()
     assert [p.name for p in two.directory.glob(".m*") if p.suffix != ".lock"] == []
+
+
+def test_a_sweep_leaves_the_files_and_the_lock_of_a_fetch_that_is_under_way(
+    client: "redis.Redis", settings: Settings, folder_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = machine(client, settings, folder_url, "other")
+    written(other, ONE)
+    other.put(ONE)
+    worker, trainer = (machine(client, settings, folder_url, "here") for _ in range(2))
+    fetch, swept = worker.stored.artifacts.fetch, []
+
+    def fetch_and_sweep(*arguments: Any) -> Any:
+        fetched = fetch(*arguments)
+        trainer.stored.sweep()
+        swept.append(sorted(path.suffix for path in worker.directory.glob(".m*")))
+        return fetched
+
+    monkeypatch.setattr(worker.stored.artifacts, "fetch", fetch_and_sweep)
+    assert worker.manifest(ONE).version == ONE
+    assert swept and all(left == [".lock", ".tmp"] for left in swept)
 
 
 def test_a_frozen_fetch_is_not_waited_for_for_ever(

@@ -61,9 +61,38 @@ def ids(pages: Iterator[pl.DataFrame]) -> list[str]:
     return [doc_id for page in pages for doc_id in page["_id"]]
 
 
-def open_points(server: OpenSearch) -> int:
-    nodes = server.nodes.stats(metric="indices", index_metric="search")["nodes"].values()
-    return sum(n["indices"]["search"]["point_in_time_current"] for n in nodes)
+class Points:
+    """The points in time that the scans of one test open; other tests have theirs on the same server."""
+
+    def __init__(self, server: OpenSearch, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.server = server
+        self.made: list[str] = []
+        create = server.create_pit
+
+        def noted(**given: Any) -> dict[str, Any]:
+            made: dict[str, Any] = create(**given)
+            self.made.append(made["pit_id"])
+            return made
+
+        monkeypatch.setattr(server, "create_pit", noted)
+
+    def open(self) -> set[str]:
+        try:
+            found = self.server.get_all_pits().get("pits", [])
+        except NotFoundError:  # the server has none
+            return set()
+        return {pit.get("pit_id") for pit in found} & set(self.made)
+
+    def expire(self) -> bool:
+        """Takes every one of them away; False when there was none."""
+        if ids := sorted(self.open()):
+            self.server.delete_pit(body={"pit_id": ids})
+        return bool(ids)
+
+
+@pytest.fixture
+def points(server: OpenSearch, monkeypatch: pytest.MonkeyPatch) -> Points:
+    return Points(server, monkeypatch)
 
 
 @pytest.mark.parametrize("known", [0, 1, 40, 41])
@@ -148,27 +177,15 @@ def test_only_the_fields_asked_for_are_sent(server: OpenSearch, index: str) -> N
     assert {key for source in page["_source"] for key in source} == {"message"}
 
 
-def expired(server: OpenSearch) -> bool:
-    """Takes every point in time away; False when there was none."""
-    try:
-        # One that is just being made has no id yet, and deleting "none" is a bad request.
-        open_ones = [pit["pit_id"] for pit in server.get_all_pits().get("pits", []) if pit.get("pit_id")]
-        if open_ones:
-            server.delete_pit(body={"pit_id": open_ones})
-    except NotFoundError:  # its scan was quicker
-        return False
-    return bool(open_ones)
-
-
 def test_a_point_in_time_that_expires_on_the_way_is_opened_again_and_nothing_is_lost_or_doubled(
-    server: OpenSearch, index: str
+    server: OpenSearch, index: str, points: Points
 ) -> None:
     wanted = fill(server, index, 600)
     with closing(scan.pages(server, index, query=ALL, fields=[], sort=BY_TIME, size=50)) as pages:
         found = next(pages)["_id"].to_list()
         for _ in range(4):
             # The page that is fetched meanwhile may just be opening a new one.
-            assert wait_until(lambda: expired(server), timeout_s=10)
+            assert wait_until(points.expire, timeout_s=10)
             found += next(pages)["_id"].to_list()
         found += ids(pages)
     assert len(found) == 600
@@ -183,14 +200,15 @@ def test_documents_written_during_a_scan_do_not_disturb_it(server: OpenSearch, i
     assert {*found, *ids(pages)} == wanted
 
 
-def test_a_scan_that_is_dropped_half_way_gives_its_point_in_time_back(server: OpenSearch, index: str) -> None:
+def test_a_scan_that_is_dropped_half_way_gives_its_point_in_time_back(
+    server: OpenSearch, index: str, points: Points
+) -> None:
     fill(server, index, 200)
-    before = open_points(server)
     pages = scan.pages(server, index, query=ALL, fields=[], size=20)
     next(pages)
-    assert open_points(server) > before
+    assert len(points.open()) == 1
     pages.close()  # type: ignore[attr-defined] # a generator
-    assert open_points(server) == before
+    assert not points.open()
 
 
 def test_a_scan_goes_on_at_a_place_it_was_given(server: OpenSearch, index: str) -> None:

@@ -12,7 +12,28 @@ from pipeline.sources import formats
 from pipeline.sources.framing import Framer
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
-SHIPPED = Path(__file__).parents[2] / "config" / "formats.toml"
+OWN = """
+[fragments]
+SUM = '[0-9]+ EUR'
+
+[[format]]
+name = "shop"
+pattern = '''
+  ^(?P<time>[0-9.]{10} {HMS}){FRACTION} <(?P<level>[A-Z])> (?P<service>[^ ]+) ~
+  (?P<message> {SUM}.*)$'''
+time = "%d.%m.%Y %H:%M:%S"
+zone = "Europe/Berlin"
+levels.error = ["X", "Y"]
+unless = "Z$"
+example = "20.11.2026 10:00:01,123 <X> cart ~ 17 EUR lost"
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    path = tmp_path / "own.toml"
+    path.write_text(OWN)
+    return path
 
 
 @pytest.mark.parametrize(
@@ -55,35 +76,57 @@ def test_a_form_is_detected_inside_a_wrapper_and_beside_a_known_format() -> None
     assert out["timed"].all() and out["level"].to_list() == ["error"] * 9 + ["info"] * 9
 
 
-def test_a_declaration_travels_as_the_name_of_its_format() -> None:
-    (found,) = read_formats(SHIPPED)
+def test_a_declaration_travels_as_the_name_of_its_format(own: Path) -> None:
+    (found,) = read_formats(own)
     assert Declaration.unpack(found.pack()).pattern == found.pattern
-    framer = Framer(choice=choice(files=[SHIPPED]))
+    framer = Framer(choice=choice(files=[own]))
     frame = framer.feed([*[found.example] * 300, "  a second line"])
     out = formats.parse(frame, framer.formats, arrived=NOW)
     assert framer.formats == (found.pack(),)
     assert out.select("timestamp", "level", "service", "message").unique().rows() == [
-        (datetime(2026, 11, 20, 9, 0, 1, 123000, tzinfo=UTC), "error", "cart", "no stock of 17")
+        (datetime(2026, 11, 20, 9, 0, 1, 123000, tzinfo=UTC), "error", "cart", " 17 EUR lost")
     ]
     assert framer.flush()["raw"].to_list() == [f"{found.example}\n  a second line"]
 
 
-def test_a_forced_format_is_not_looked_for() -> None:
+def test_fragments_and_lines_of_a_pattern_are_put_together(own: Path) -> None:
+    (found,) = read_formats(own)
+    assert found.pattern.endswith("~(?P<message> [0-9]+ EUR.*)$") and "{HMS}" not in found.pattern
+    lines = [found.example, found.example + "Z", found.example.replace("<X>", "<Q>")]
+    out = formats.parse(raw_frame(lines), (found.pack(),), arrived=NOW)
+    assert out["level"].to_list() == ["error", None, None]
+    assert out["message"][1] == lines[1]
+
+
+def test_a_forced_format_is_not_looked_for(own: Path) -> None:
     framer = Framer(choice=choice(forced="level"))
     framer.feed(["2026-11-20T10:00:00Z INFO a"] * 300)
     assert framer.formats == ("level",)
-    assert choice(files=[SHIPPED], forced="shop").forced == read_formats(SHIPPED)[0].pack()
+    assert choice(files=[own], forced="shop").forced == read_formats(own)[0].pack()
 
 
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("", "declares no format"),
+        ("", "missing required field `format`"),
         ("[[format]\n", "is no TOML file"),
-        ("format = 3\n", "declares no format"),
+        ("format = 3\n", "Expected `array`, got `int`"),
         ("[[format]]\nname = 'a'\n", "has no 'pattern'"),
-        ("[[format]]\nname = 'a'\npattern = '(?P<message>.)'\ntimes = 'iso'\n", "unknown key 'times'"),
-        ("[[format]]\nname = 'a'\npattern = 7\n", "no text"),
+        (
+            "[[format]]\nname = 'a'\npattern = '(?P<message>.)'\ntimes = 'iso'\n",
+            "unknown field `times`",
+        ),
+        ("[[format]]\nname = 'a'\npattern = 7\n", "Expected `str`, got `int` - at .*pattern"),
+        ("[[format]]\nname = 'a'\npattern = 'x'\nwhole = 'yes'\n", "Expected `bool`, got `str`"),
+        (
+            "[[format]]\nname = 'a'\npattern = 'x'\nlevels = {error = 1}\n",
+            "Expected `str . array`, got `int`",
+        ),
+        (
+            "[fragments]\nA = 1\n[[format]]\nname = 'a'\npattern = 'x'\n",
+            "Expected `str`, got `int` - at .*fragments",
+        ),
+        ("format = [1]\n", "Expected `object`, got `int`"),
     ],
 )
 def test_a_file_that_declares_nothing_sound_is_refused(tmp_path: Path, text: str, fault: str) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import BadPayload, TooNew
-from pipeline.records.batch import FRAME_WIRE, WIRE_VERSION, Batch, Purpose, digest
+from pipeline.records.batch import Batch, Purpose, digest
 from pipeline.records.payload import DENSE_MAGIC, MAGIC, Packed, pack, unpack
 from pipeline.records.pushed import Pushed, PushedLines, PushedRecords, pushed
 from pipeline.records.schema import RAW_SCHEMA
@@ -115,12 +115,7 @@ def test_the_newest_timestamp_counts_only_where_all_are_known() -> None:
 def test_a_dense_payload_has_the_same_records_and_the_same_content(items: list[Any]) -> None:
     plain, dense_one = packed(pushed(items)), packed(pushed(items), zstd=True)
     assert unpack(dense_one.blob, max_bytes=MAX) == unpack(plain.blob, max_bytes=MAX)
-    assert dense_one._replace(blob=b"", wire=0) == plain._replace(blob=b"", wire=0)
-
-
-def test_an_older_build_is_kept_from_dense_payloads_alone() -> None:
-    lines = pushed(["a", "b"])
-    assert packed(lines).wire == FRAME_WIRE < packed(lines, zstd=True).wire == WIRE_VERSION
+    assert dense_one._replace(blob=b"") == plain._replace(blob=b"")
 
 
 WHOLE = packed(PushedLines("a\nb" * 50)).blob

@@ -1,6 +1,5 @@
 """Wire forms: what is packed comes back, what is damaged is refused by name, ids never change."""
 
-import io
 from datetime import datetime
 
 import msgpack
@@ -26,27 +25,33 @@ def test_a_frame_comes_back_as_it_was_packed(lines: list[str], first: int) -> No
     assert unpack_frame(pack_frame(frame)).equals(frame)
 
 
-@given(st.lists(st.none() | texts, min_size=1, max_size=20), st.sampled_from([1, 255, 70_000]))
-def test_the_content_of_a_frame_is_the_digest_of_its_values_one_by_one(
-    lines: list[str | None], longer: int
-) -> None:
-    frame = raw_frame(["x" * longer, *(line or "" for line in lines)])
-    frame = frame.with_columns(pl.Series("level", ["info", *lines], dtype=pl.String))
-    values = [str(value) for name in ("raw", "line", "lines", "level") for value in frame[name].to_list()]
-    packed = pack(
-        Batch(
-            batch_id="b",
-            workload="w",
-            source="s",
-            source_key="0" * 16,
-            purpose=Purpose.SCORE,
-            arrived=utc_now(),
-            formats=(),
-            zone="UTC",
-            records=frame,
-        )
+stored_texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30)
+
+
+def content_of(texts: list[str | None], levels: list[str | None]) -> str:
+    frame = raw_frame([text or "" for text in texts]).with_columns(
+        pl.Series("level", levels, dtype=pl.String)
     )
-    assert packed.content == digest("w", "raw", "line", "lines", "level", *values)
+    batch = Batch(
+        batch_id="b",
+        workload="w",
+        source="s",
+        source_key="0" * 16,
+        purpose=Purpose.SCORE,
+        arrived=utc_now(),
+        formats=(),
+        zone="UTC",
+        records=frame,
+    )
+    return pack(batch).content
+
+
+@given(*[st.lists(st.tuples(stored_texts, st.none() | stored_texts), min_size=1, max_size=3)] * 2)
+def test_frames_have_the_same_content_where_their_values_are_the_same(
+    one: list[tuple[str, str | None]], other: list[tuple[str, str | None]]
+) -> None:
+    contents = [content_of(*map(list, zip(*rows, strict=True))) for rows in (one, other)]
+    assert (contents[0] == contents[1]) == (one == other)
 
 
 def test_a_frame_of_many_chunks_comes_back_as_one() -> None:
@@ -55,18 +60,10 @@ def test_a_frame_of_many_chunks_comes_back_as_one() -> None:
     assert unpack_frame(pack_frame(frame)).equals(frame)
 
 
-def test_a_file_of_a_build_before_is_read_and_a_damaged_one_is_refused() -> None:
-    frame, out = raw_frame(["a", "b"]), io.BytesIO()
-    frame.write_ipc(out, compression="zstd")
-    assert unpack_frame(out.getvalue()).equals(frame)
-    with pytest.raises(BadPayload, match="its footer is longer than the file"):
-        unpack_frame(out.getvalue()[:-10] + b"\xff\xff\xff\x7fARROW1")
-
-
 @pytest.mark.parametrize("cut", [0, 1, 8, -1, -40])
 def test_a_damaged_frame_is_refused_with_its_size(cut: int) -> None:
     blob = pack_frame(raw_frame(["a", "b"]))[:cut]
-    with pytest.raises(BadPayload, match=f"a payload of {len(blob)} bytes is not a readable Arrow stream"):
+    with pytest.raises(BadPayload, match=f"a payload of {len(blob)} bytes is damaged"):
         unpack_frame(blob)
 
 

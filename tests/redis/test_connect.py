@@ -3,7 +3,8 @@
 import pytest
 import redis
 
-from pipeline.redis.connection import connect
+from pipeline.errors import RedisUnavailable
+from pipeline.redis.connection import answering, connect
 from pipeline.settings import Settings
 
 
@@ -30,3 +31,17 @@ def test_a_command_that_is_refused_breaks_no_connection(settings: Settings) -> N
         with pytest.raises(redis.ResponseError):
             client.execute_command("NO-SUCH-COMMAND")
         assert idle.is_connected
+
+
+@pytest.mark.parametrize(
+    ("words", "heals"),
+    [
+        ("BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.", True),
+        ("max number of clients reached", True),
+        ("BUSYGROUP Consumer Group name already exists", False),
+        ("WRONGTYPE Operation against a key holding the wrong kind of value", False),
+    ],
+)
+def test_an_answer_that_is_not_about_our_command_heals(words: str, heals: bool) -> None:
+    with pytest.raises(RedisUnavailable if heals else redis.ResponseError), answering():
+        raise redis.ResponseError(words)

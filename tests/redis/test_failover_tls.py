@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from polling import wait_until
-from sentinel_redis import Group, close, sentinel_group
+from sentinel_redis import TAKES_OVER_S, Group, close, sentinel_group
 from tls_redis import Certificates
 
 from pipeline.errors import BadInput, RedisUnavailable
@@ -55,7 +55,7 @@ def test_a_push_survives_the_master_and_doctor_reads_all_rows(group: Group, sett
     assert isinstance(producer.send(["one"], workload="shop", batch_id="one"), Accepted)
     before = group.master()
     before.send(signal.SIGKILL)
-    assert wait_until(lambda: group.master() is not before, timeout_s=30)
+    assert wait_until(lambda: group.master() is not before, timeout_s=TAKES_OVER_S)
 
     def sent() -> bool:
         try:

@@ -73,8 +73,7 @@ def test_the_user_of_the_manual_may_do_all_that_is_asked_of_it(own: "redis.Redis
 def test_a_user_that_lacks_one_right_is_told_so_in_one_sentence(own: "redis.Redis", missing: str) -> None:
     rights = documented_line()
     assert missing in rights
-    # 6.2 gives a new user all channels.
-    allow(own, ["resetchannels", *(right for right in rights if right != missing)])
+    allow(own, [right for right in rights if right != missing])
     with pytest.raises(BadInput) as told:
         check_redis(as_user(own))
     text = str(told.value)

@@ -36,7 +36,21 @@ def test_a_line_without_a_telling_word_keeps_its_beginning() -> None:
 def test_a_stack_trace_keeps_its_first_line_and_what_was_thrown(thrown: str) -> None:
     frames = [f'  File "/srv/shop/a{n}.py", line {n}, in serve' for n in range(30)]
     trace = "\n".join(["10:00:01 ERROR POST /orders failed", "Traceback", *frames, thrown])
-    assert shortened(trace, telling(trace), 200) == f"10:00:01 ERROR POST /orders failed\n…\n{thrown}"
+    shown = thrown.replace("java.io.", "").replace("pg8000.exceptions.", "")
+    assert shortened(trace, telling(trace), 200) == f"10:00:01 ERROR POST /orders failed\n…\n{shown}"
+
+
+def test_a_chain_of_causes_keeps_its_first_and_its_last() -> None:
+    frames = [f"\tat shop.Cart.serve(Cart.java:{n})" for n in range(30)]
+    thrown = [
+        "shop.CartException: not saved",
+        *frames,
+        "Caused by: shop.A: x",
+        "Caused by: a.b.DiskError: full",
+    ]
+    trace = "\n".join(["ERROR POST /orders failed", *thrown])
+    shown = ["ERROR POST /orders failed", "CartException: not saved", "…", "Caused by: DiskError: full"]
+    assert shortened(trace, telling(trace), 200) == "\n".join(shown)
 
 
 @pytest.mark.parametrize("text", ["", "\n" * 900, "x" * 900, ("Error: " + "y" * 300 + "\n") * 3])

@@ -22,8 +22,10 @@ from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.records.verdict import Verdict
 from pipeline.report import findings, summary
 from pipeline.report.findings import Finding, FindingSample
+from pipeline.report.why import why
 from pipeline.sources.framing import Framer
 from pipeline.watching.incidents import onsets
+from pipeline.watching.incidents.leading import Grade
 
 START = datetime(2026, 11, 19, 9, 0, tzinfo=UTC)
 TEMPLATES = {"template_id": pl.Int64, "template": pl.String}
@@ -137,9 +139,9 @@ def test_a_finding_sums_up_the_anomalous_records_of_one_template_of_one_workload
 
 def test_findings_without_a_time_come_last_and_are_no_incident(tmp_path: Path) -> None:
     rows = [
-        record(1, 0, template_id=1, timed=True),
+        record(1, 0, template_id=1, timed=True, level="error"),
         record(2, 9e6, template_id=2, timed=False, level="fatal"),
-        record(3, 60, template_id=3, timed=True),
+        record(3, 60, template_id=3, timed=True, level="error"),
         record(4, 9e6, template_id=3, timed=False),  # read long after the other
     ]
     found = findings.collect(store(tmp_path, rows), templates())
@@ -228,6 +230,54 @@ def test_the_limit_keeps_the_findings_that_come_first(tmp_path: Path) -> None:
     assert found[0].template_id == 7
 
 
+def test_what_a_program_says_as_it_starts_leads_nothing(tmp_path: Path) -> None:
+    calm = [record(n, n / 10, template_id=9, anomalous=False, score=0.1) for n in range(1, 601)]
+    early = record(0, 0.2, template_id=1, level="error")
+    fault = record(700, 30, template_id=2, level="warning")
+    found = findings.collect(store(tmp_path / "long", [*calm, early, fault]), templates())
+    assert [(f.template_id, f.starting) for f in found] == [(2, False), (1, True)]
+    few = findings.collect(store(tmp_path / "few", [*calm[:50], early, fault]), templates())
+    assert [(f.template_id, f.starting) for f in few] == [(1, False), (2, False)]
+
+
+def test_the_strangest_calm_lines_are_listed_and_make_no_incident(tmp_path: Path) -> None:
+    said = [
+        record(n, n, template_id=n, score=n / 100, reasons=["never-said:900 saved"]) for n in range(1, 21)
+    ]
+    fault = record(99, 500, template_id=99, level="error")
+    found = findings.collect(store(tmp_path, [*said, fault]), templates(), news=3)
+    assert [(f.label, f.template_id, f.incident) for f in found] == [
+        ("1.1", 99, 1), ("n1", 20, 0), ("n2", 19, 0), ("n3", 18, 0),
+    ]  # fmt: skip
+    assert why(found[1]) == "Never seen in 900 lines; usually “saved”"
+
+
+def test_a_chatty_workload_hides_no_calm_line_of_a_steady_one(tmp_path: Path) -> None:
+    said = ["never-said:900"]
+    chat = [record(n, n, template_id=n, score=n / 100, reasons=said, workload="chat") for n in range(10, 30)]
+    steady = record(1, 50, template_id=1, score=0.01, reasons=said, workload="steady")
+    found = findings.collect(store(tmp_path / "both", [*chat, steady]), templates(), news=4)
+    assert [(f.label, f.template_id) for f in found] == [("n1", 29), ("n2", 1), ("n3", 28)]
+    alone = findings.collect(store(tmp_path / "alone", chat), templates(), news=4)
+    assert [f.template_id for f in alone] == [29, 28, 27, 26]
+
+
+def test_a_calm_new_line_joins_an_incident_but_makes_none() -> None:
+    new = ("new-template", "unlikely-tokens:odd")
+    near, far = (finding(n, s, level="info", reasons=new) for n, s in ((2, 10), (3, 4_000)))
+    found = findings.order(
+        [finding(1, 0), near, far, finding(4, 9_000, level="info", reasons=("rate-silence:4",))]
+    )
+    assert {f.template_id: f.label for f in found} == {1: "1.1", 2: "1.2", 3: "n1", 4: "2.1"}
+
+
+def test_few_incidents_show_more_findings_of_each() -> None:
+    one = findings.order(finding(n, n) for n in range(30))
+    assert sum(not f.folded for f in one) == findings.SHOWN
+    six = findings.order(finding(10 * n + i, 900 * n + i) for n in range(6) for i in range(9))
+    assert Counter(f.incident for f in six if not f.folded) == dict.fromkeys(range(1, 7), 3)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_the_order_of_rows_and_files_does_not_change_the_findings(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
@@ -266,7 +316,7 @@ def test_order_is_a_permutation_that_does_not_depend_on_the_order_of_the_input(
 @given(many=finding_lists)
 @settings(max_examples=60, deadline=None)
 def test_the_best_of_each_incident_comes_before_the_second_of_any(many: list[Finding]) -> None:
-    incidents = [f.incident for f in findings.order(many)]
+    incidents = [f.incident for f in findings.order(many) if f.incident]
     distinct = set(incidents)
     assert set(incidents[: len(distinct)]) == distinct
     assert distinct == set(range(1, len(distinct) + 1))
@@ -274,22 +324,28 @@ def test_the_best_of_each_incident_comes_before_the_second_of_any(many: list[Fin
 
 @given(many=finding_lists)
 @settings(max_examples=60, deadline=None)
-def test_incidents_are_numbered_in_the_order_of_their_most_urgent_findings(many: list[Finding]) -> None:
+def test_incidents_are_numbered_in_the_order_of_their_gravest_findings(many: list[Finding]) -> None:
     ordered = findings.order(many)
-    entries = findings.by_incident(ordered)
+    entries = [entry for entry in findings.by_incident(ordered) if entry[0].incident]
     most_urgent = [min(map(findings.rank, entry)) for entry in entries]
     assert most_urgent == sorted(most_urgent)
     assert [entry[0].incident for entry in entries] == list(range(1, len(entries) + 1))
     for entry in entries:
         assert [f.place for f in entry] == list(range(1, len(entry) + 1))
-        severities = [findings.finding_severity(f) for f in entry]
-        assert severities == sorted(severities, reverse=True)
+        grades = [min(findings.grade(f), Grade.FAILING) for f in entry]
+        assert grades == sorted(grades, reverse=True)
 
 
 def test_the_cause_leads_and_its_consequences_follow() -> None:
-    cause = finding(1, 0.03, level="info", reasons=("error-severity:killed", "new-template"), score=0.9)
-    state = finding(2, 0.6, level="fatal", count=4, score=0.99, template="the system is in recovery mode")
-    client = finding(3, 0.2, workload="shop", count=40, score=1.0, template="request failed")
+    killed = FindingSample(
+        source="db.log", line=9, timestamp=at(0.03), message="was killed", raw="was killed"
+    )
+    new = ("error-severity:error", "new-template")
+    cause = finding(
+        1, 0.03, level="info", reasons=("error-severity:killed", "new-template"), samples=(killed,)
+    )
+    state = finding(2, 0.6, level="fatal", count=4, reasons=new, template="the system is in recovery mode")
+    client = finding(3, 0.2, workload="shop", count=40, reasons=new, template="request failed")
     ordered = findings.order([state, client, cause])
     assert [f.template_id for f in ordered] == [1, 2, 3]
     assert [f.label for f in ordered] == ["1.1", "1.2", "1.3"]
@@ -303,7 +359,7 @@ def test_findings_that_differ_in_user_agent_alone_are_one() -> None:
         return finding(number, seconds, template=template, samples=(sample,), count=number)
 
     found = findings.order([access(3, "okhttp", 1), access(5, "Mozilla", 2), access(7, "okhttp", 3, 500)])
-    assert [(f.template_id, f.alike, f.count) for f in found] == [(5, (3,), 8), (7, (), 7)]
+    assert [(f.template_id, f.alike, f.count) for f in found] == [(7, (), 7), (5, (3,), 8)]
     merged = next(f for f in found if f.alike)
     assert (merged.first_seen, merged.last_seen) == (at(1), at(2))
     assert [s.line for s in merged.samples] == [3, 5]
@@ -328,7 +384,7 @@ def test_answers_of_two_statuses_under_one_template_are_two_findings(tmp_path: P
 
 def test_one_fault_that_shows_in_two_services_is_one_incident() -> None:
     ordered = findings.order([finding(1, 0), finding(2, 45, workload="bank"), finding(3, 600)])
-    assert {f.template_id: f.incident for f in ordered} == {1: 1, 2: 1, 3: 2}
+    assert {f.template_id: f.incident for f in ordered} == {1: 2, 2: 2, 3: 1}
 
 
 def test_a_burst_keeps_its_incident_open_but_a_line_that_returns_all_day_does_not() -> None:
@@ -341,7 +397,7 @@ def test_a_burst_keeps_its_incident_open_but_a_line_that_returns_all_day_does_no
 def test_a_long_chain_of_onsets_is_cut_where_the_gaps_are_wide() -> None:
     chain = [finding(n, seconds) for n, seconds in enumerate([0, 10, 60, 70, 120, 130, 180, 190], start=1)]
     assert [f.incident for f in sorted(findings.order(chain), key=lambda f: f.template_id)] == [
-        *(1, 1, 2, 2, 3, 3, 4, 4)
+        *(4, 4, 3, 3, 2, 2, 1, 1)
     ]
 
 
@@ -364,7 +420,8 @@ def test_entries_of_incidents_hold_every_finding_once(many: list[Finding]) -> No
     entries = findings.by_incident(ordered)
     assert sorted(f.label for entry in entries for f in entry) == sorted(f.label for f in ordered)
     assert len({f.label for f in ordered}) == len(ordered) == len(many)
-    assert [entry[0] for entry in entries] == ordered[: len(entries)]
+    heads = [entry[0] for entry in entries if not entry[0].news]
+    assert heads == ordered[: len(heads)]
 
 
 def test_a_stack_trace_is_one_finding_however_deep_it_is(tmp_path: Path) -> None:
@@ -407,7 +464,7 @@ def test_a_stack_trace_is_one_finding_however_deep_it_is(tmp_path: Path) -> None
 
 def test_a_harmless_line_between_two_incidents_does_not_join_them() -> None:
     ordered = findings.order([finding(1, 0), benign(2, 50), finding(3, 100)])
-    assert [f.template_id for f in ordered] == [1, 3, 2]
+    assert [f.template_id for f in ordered] == [3, 1, 2]
 
 
 def test_every_fault_stands_in_the_first_ten_among_thirty_other_templates() -> None:

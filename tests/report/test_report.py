@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
@@ -20,7 +21,7 @@ import pytest
 from pipeline.errors import BadInput, SinkUnavailable
 from pipeline.records.schema import RESULT_SCHEMA, UTC_US
 from pipeline.report import findings, page, text, why
-from pipeline.report.findings import Finding, FindingSample
+from pipeline.report.findings import Finding, FindingSample, shown_of_each
 from pipeline.report.samples import CHARS, first_records
 from pipeline.report.summary import run_summary
 from pipeline.units import visible
@@ -166,18 +167,23 @@ def placed(found: list[Finding]) -> list[Finding]:
     out = []
     for f in found:
         places[f.incident] += 1
-        out.append(replace(f, place=places[f.incident]))
+        folded = places[f.incident] > shown_of_each(len({one.incident for one in found}))
+        out.append(replace(f, place=places[f.incident], folded=folded))
     return out
 
 
 def rendered(
-    found: list[Finding], texts: list[str] | None = None, title: str = "a run", **run: object
+    found: list[Finding],
+    texts: list[str] | None = None,
+    title: str = "a run",
+    facts: Sequence[Mapping[str, str]] = (),
+    **run: object,
 ) -> tuple[str, Reader]:
     texts = texts or []
     source = page.render_page(
         findings=found,
         templates=template_frame(texts),
-        summary=numbers(),
+        summary=numbers(facts=facts),
         title=title,
         run=run,
         samples=sample_frame(texts),
@@ -265,17 +271,18 @@ def test_a_small_chance_is_text_and_no_markup() -> None:
 
 def test_an_incident_is_one_entry_with_its_best_finding_and_the_others_under_it() -> None:
     found = placed(
-        [finding(1), finding(2, incident=2), finding(3, workload="bank"), *map(finding, (4, 5, 6))]
+        [finding(1), finding(2, incident=2), finding(3, workload="bank"), *map(finding, range(4, 10))]
     )
     html, reader = rendered(found)
-    assert reader.blocks["h1"][0] == f"2 incidents, 6 findings in 1,000 lines, {text.ORDER}"
+    order = "the gravest first; each begins with its likely cause"
+    assert reader.blocks["h1"][0] == f"2 incidents, 9 findings in 1,000 lines, {order}"
     first, second = (b for b in reader.blocks["section"] if b.strip().startswith("Incident"))
-    assert "Incident 1 2026-11-19 09:00:01 UTC · shop, bank · 5 findings" in first
+    assert "Incident 1 2026-11-19 09:00:01 UTC · shop, bank · 8 findings" in first
     assert "and 2 more that followed in shop" in first
     assert "1 finding" in second and "more" not in second
-    places = [html.index(f'id="f{label}"') for label in ("1.1", "1.2", "1.3", "1.4", "1.5", "2.1")]
+    places = [html.index(f'id="f{label}"') for label in (*(f"1.{n}" for n in range(1, 9)), "2.1")]
     assert places == sorted(places)
-    assert places[2] < html.index('<details class="rest">') < places[3]
+    assert places[5] < html.index('<details class="rest">') < places[6]
 
 
 @pytest.mark.long
@@ -317,6 +324,12 @@ def test_findings_and_numbers_can_be_read_without_scripts() -> None:
 )
 def test_the_headline_says_plainly_what_was_found(found: int, changes: dict[str, Any], sentence: str) -> None:
     assert text.headline([finding(1)] * found, numbers(**changes)).startswith(sentence)
+
+
+def test_facts_of_the_whole_log_are_text_on_the_page() -> None:
+    html, reader = rendered([finding(1)], facts=[{"text": "38 % of <b>400</b> answers"}])
+    assert "Of the whole log" in html and "38 % of &lt;b&gt;400&lt;/b&gt; answers" in html and not reader.open
+    assert "Of the whole log" not in rendered([finding(1)])[0]
 
 
 def test_a_page_about_nothing_is_still_a_page(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.report import terminal
-from pipeline.report.findings import Finding, FindingSample
+from pipeline.report.findings import Finding, FindingSample, shown_of_each
 
 START = datetime(2026, 11, 19, 9, 0, tzinfo=UTC)
 
@@ -50,7 +50,8 @@ def placed(found: list[Finding]) -> list[Finding]:
     out = []
     for f in found:
         places[f.incident] += 1
-        out.append(replace(f, place=places[f.incident]))
+        folded = places[f.incident] > shown_of_each(len({one.incident for one in found}))
+        out.append(replace(f, place=places[f.incident], folded=folded))
     return out
 
 
@@ -113,7 +114,7 @@ def test_no_clock_time_is_printed_where_none_was_found(width: int) -> None:
 def test_the_answer_comes_first_and_what_was_read_last() -> None:
     about = {"baseline": [], "seconds": 5.7}
     lines = printed(placed([finding(1), finding(2, incident=2)]), 120, run=about).splitlines()
-    assert lines[0].startswith("2 incidents, 2 findings in 1,000 lines, the most urgent first")
+    assert lines[0].startswith("2 incidents, 2 findings in 1,000 lines, the gravest first")
     assert "Incident 1" in lines[2] and "1.1 error" in lines[3]
     assert "connection to <*> refused" in lines[4]
     assert lines[-2].startswith("Read 1,000 lines of 1 workload · 2026-11-19 09:00:00 – 10:00:00 UTC · 5.7 s")
@@ -121,24 +122,36 @@ def test_the_answer_comes_first_and_what_was_read_last() -> None:
 
 
 RANKED = {
-    "by": "service", "judged": 8, "normal": 9, "level": None,
+    "by": "workload", "judged": 8, "normal": 9, "level": 0.01, "unusual": 5,
     "units": [
-        {"unit": f"pod-{n}\x1b[2J", "p_value": 0.1, "sick": n == 1 or None, "lines": 1_200, "flagged": 7,
+        {"unit": f"pod-{n}\x1b[2J", "p_value": 0.001, "unusual": True, "lines": 1_200, "flagged": 7,
          "reasons": [{"text": f"{n} patterns that none of 9 normal units has: `went\nout`"}]}
         for n in range(1, 6)
-    ] + [{"unit": "well", "p_value": 1.0, "sick": None, "lines": 9, "flagged": 0, "reasons": []}],
+    ] + [{"unit": "well", "p_value": 1.0, "unusual": False, "lines": 9, "flagged": 0, "reasons": []}],
 }  # fmt: skip
 
 
-def test_the_sickest_units_stand_behind_the_findings_with_their_first_reason() -> None:
+def test_unusual_units_stand_behind_the_findings_with_their_first_reason() -> None:
     lines = printed([finding(1)], 120, units=RANKED).splitlines()
-    at = lines.index("The sickest services, of 8, beside 9 units of the baseline")
-    assert lines[at + 1].startswith("1. pod-1") and "sick, p 0.1, 1,200 lines, 7 anomalous" in lines[at + 1]
+    at = lines.index("Unusual compared with the baseline: 5 of 8 files")
+    assert lines[at + 1].startswith("1. pod-1") and "p 0.001, 1,200 lines, 7 anomalous" in lines[at + 1]
     assert lines[at + 2] == "   1 patterns that none of 9 normal units has: `went␊out`"
-    assert lines[at + 3].startswith("2. pod-2") and "sick," not in lines[at + 3]
+    assert lines[at + 3].startswith("2. pod-2")
     assert "\x1b" not in "".join(lines) and not lines[at + 7]
-    without = printed([finding(1)], 120, units=RANKED | {"units": RANKED["units"][-1:]})
-    assert "sickest" not in without
+
+
+def test_that_no_unit_is_unusual_is_said_where_enough_are_known() -> None:
+    calm = RANKED | {"unusual": 0, "units": RANKED["units"][-1:]}
+    assert "No file is unusual: 8 compared with the baseline" in printed([finding(1)], 120, units=calm)
+    assert "nusual" not in printed([finding(1)], 120, units=calm | {"unusual": None})
+
+
+def test_facts_of_the_whole_log_stand_behind_the_findings() -> None:
+    facts = [{"text": "38 % of the 400 answers have a status of 500 or more in a\nb.log"}]
+    lines = printed([finding(1)], 120, facts=facts).splitlines()
+    at = lines.index("Of the whole log")
+    assert lines[at + 1].endswith("in a␊b.log") and any("connection to" in row for row in lines[:at])
+    assert printed([], 120, facts=facts).startswith("No line stands out in 1,000 lines")
 
 
 def test_what_holds_for_a_whole_incident_is_said_once() -> None:
@@ -147,14 +160,14 @@ def test_what_holds_for_a_whole_incident_is_said_once() -> None:
     found = placed([finding(1, reasons=new), finding(2, reasons=failed)])
     text = printed(found)
     assert "2 findings, none seen before" in text
-    assert "ever seen" not in text and "Logged as" not in text and "Says “failed”" in text
+    assert "ever seen" not in text and "Logged as" not in text
     assert "Never seen before" in printed(placed([finding(1, reasons=new), finding(2)]))
 
 
 def test_a_finding_says_how_long_after_the_headline_it_began() -> None:
     late = START + timedelta(seconds=7)
     text = printed(placed([finding(1), finding(2, first_seen=late, last_seen=late)]), width=120)
-    assert "09:00:07 UTC · 7 s after 1.1" in text and text.count("after 1.1") == 1
+    assert "error · 1,234 times · 7 s after 1.1 · …/app.log:102" in text and text.count("after 1.1") == 1
 
 
 @pytest.mark.parametrize(("level", "style"), [("info", "36"), ("warning", "1;33"), ("fatal", "1;31")])
@@ -214,7 +227,7 @@ def test_a_word_is_no_level_where_the_line_has_none() -> None:
 
 def test_it_says_how_many_more_findings_there_are() -> None:
     found = placed([finding(n) for n in range(1, 26)])
-    assert "and 22 more that followed in shop: --all or the report shows them" in printed(found)
+    assert "and 13 more that followed in shop: --all or the report shows them" in printed(found)
     assert "and 24 more that followed in shop" in printed(found, limit=1)
     assert "more" not in printed(found, limit=None)
     several = placed([finding(n, incident=n) for n in range(1, 26)])

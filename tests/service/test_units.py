@@ -1,4 +1,4 @@
-"""Which unit of the store is sick: hosts by windows, sessions as a whole."""
+"""Which unit of the store is unusual: hosts by windows, sessions as a whole."""
 
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -46,7 +46,9 @@ def asked(
         )
 
 
-def test_a_sick_host_comes_first_beside_its_own_windows(client: "redis.Redis", settings: Settings) -> None:
+def test_an_unusual_host_comes_first_beside_its_own_windows(
+    client: "redis.Redis", settings: Settings
+) -> None:
     lines = [
         line(NOW - MINUTE * m, 1 + m % 3, host=f"n{host}", process="web")
         for host in range(4)
@@ -58,7 +60,7 @@ def test_a_sick_host_comes_first_beside_its_own_windows(client: "redis.Redis", s
     found = asked(client, settings, "pod")
     ranking = found.ranking
     assert ranking.units[0].unit == "n2" and ranking.judged == 4 and ranking.normal == 24
-    assert ranking.threshold is None and ranking.least_level == 1 / 25
+    assert ranking.unusual == 1
     assert "none of its windows before has: `T9`" in " ".join(one.text for one in ranking.units[0].reasons)
     assert found.unnamed == 1 and found.open == 0
     assert asked(client, settings, "service").ranking.units == ()
@@ -87,12 +89,12 @@ def test_a_session_counts_as_a_whole_and_its_findings_with_it(
         parquet_of(settings).write(batch, rows)
     found = asked(client, settings, "session")
     first, *others = found.ranking.units
-    assert (first.unit, first.sick, first.findings) == ("req-00400", True, 1)
+    assert (first.unit, first.unusual, first.findings) == ("req-00400", True, 1)
     assert first.reasons[0].text.startswith("1 finding in its sessions and rates: T3 is missing")
     assert {unit.unit: unit.lines for unit in asked(client, settings, "session", limit=50).ranking.units}[
         "req-00300"
     ] == 3
-    assert not any(unit.sick for unit in others) and found.open == 1 and found.ranking.normal == 120
+    assert not any(unit.unusual for unit in others) and found.open == 1 and found.ranking.normal == 120
 
 
 def test_a_record_counts_for_each_of_its_sessions(client: "redis.Redis", settings: Settings) -> None:

@@ -288,6 +288,26 @@ def test_a_file_without_rights_is_no_damage(tmp_path: Path) -> None:
         assert "remove" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "fault",
+    [
+        duckdb.IOException('IO Error: Could not write file "/cache/x.tmp": No space left on device'),
+        duckdb.InternalException("INTERNAL Error: Attempted to access index 3 within vector of size 3"),
+        duckdb.IOException("IO Error: Could not read from file: Input/output error"),
+    ],
+    ids=["disk full", "a fault of DuckDB", "a transient error"],
+)
+def test_nobody_is_told_to_remove_files_that_are_whole(tmp_path: Path, fault: duckdb.Error) -> None:
+    ParquetSink(tmp_path).write("a", frame([row(1)]))
+    with (
+        Engine([tmp_path]) as engine,
+        pytest.raises(SinkUnavailable, match="cannot be answered now") as refused,
+        engine.question(),
+    ):
+        raise fault
+    assert "remove the" not in str(refused.value)
+
+
 @pytest.mark.parametrize("harm", [b"", b"PAR1 no parquet PAR1", None])
 def test_a_damaged_file_is_named(tmp_path: Path, harm: bytes | None) -> None:
     sink = ParquetSink(tmp_path)
@@ -427,7 +447,7 @@ def test_files_of_other_folders_are_not_read(tmp_path: Path) -> None:
     for folders, seen in ([tmp_path / "outside"], 5), ([tmp_path / "out"], None):
         with Engine(folders) as engine:
             if seen is None:
-                with pytest.raises(BadPayload, match="disabled by configuration"), engine.question():
+                with pytest.raises(SinkUnavailable, match="disabled by configuration"), engine.question():
                     engine.view("lines", [RowFile(path=outside)], RESULT_SCHEMA)
             else:
                 with engine.question():

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -18,13 +19,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from s3_server import S3Server
 from sink_contract import AT, rows
 
+from pipeline.errors import BadPayload
 from pipeline.ledger.backlog import BatchEnding
 from pipeline.sinks import compaction, retention
 from pipeline.sinks.compaction import Compactor, Fate, vacuum
 from pipeline.sinks.fates import fate
 from pipeline.sinks.manifest import LOOSE, MERGED, ResultTable
 from pipeline.sinks.parquet import ParquetSink
-from pipeline.sinks.retention import Retention, Round
+from pipeline.sinks.retention import Retention, Round, long_reading
 from pipeline.store.choose import open_store
 
 DAY_S = 86_400.0
@@ -110,6 +112,17 @@ def test_old_parts_are_sealed_sorted_and_the_replaced_files_go_after_the_grace(s
     ahead(sink, compaction.SEAL_AFTER_S + 1).round()
     assert ids_of(sink) == sorted([*before, "late-0"])
     assert sink.manifest().days[day.name.split("/")[-1][:10]].parts == 2
+
+
+def test_a_reader_that_was_killed_does_not_keep_replaced_files_for_ever(sink: ParquetSink) -> None:
+    filled(sink, 5)
+    with long_reading(sink):
+        (left,) = (one.key for one in sink.objects.found(retention.READERS))
+    sink.objects.put(left, b"")
+    ahead(sink, compaction.SEAL_AFTER_S + 1).round()
+    after = compaction.SEAL_AFTER_S + retention.GRACE_S + 10
+    assert ahead(sink, after + retention.READER_S).round().removed == 5
+    assert not list(sink.objects.found(retention.READERS))
 
 
 def test_batches_that_may_still_change_are_not_sealed(sink: ParquetSink) -> None:
@@ -288,6 +301,15 @@ def test_a_vacuum_leaves_the_results_and_nothing_else(sink: ParquetSink) -> None
     files = [sink.files.file(part) for part in sink.parts()]
     assert sorted(pl.concat([pl.read_parquet(file) for file in files])["record_id"]) == before
     assert len([key for key in keys(sink) if "/lines/" in key]) == len(files)
+
+
+def test_an_object_that_the_manifest_names_and_the_store_lacks_is_called_missing(sink: ParquetSink) -> None:
+    filled(sink, 3)
+    ahead(sink, DAY_S).round()
+    (day,) = sink.manifest().days.values()
+    sink.objects.delete(day.name)
+    with pytest.raises(BadPayload, match=rf"{re.escape(day.name)} of .* is missing; restore it"):
+        ParquetSink(sink.objects).sealed(day.name)
 
 
 @pytest.mark.parametrize(

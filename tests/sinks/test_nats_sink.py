@@ -15,11 +15,13 @@ from sink_contract import rows
 
 from pipeline.drain.templates import Template, pack_template
 from pipeline.errors import ClaimLost, SinkUnavailable
-from pipeline.nats.payloads import Payload, wrapped_json
+from pipeline.nats.payloads import Payload, payload_bytes, wrapped_json
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
 from pipeline.sinks.nats import NatsSink, confidence
+from pipeline.sources.nats.values import NatsMessage, read_messages
+from pipeline.sources.pushed import framed
 
 SUBJECTS = ("inferenced_logs", "templates_index", "model_inferenced_workload_logs")
 
@@ -78,6 +80,23 @@ def test_a_result_carries_what_came_and_its_verdict(own: Settings, heard: Heard)
     (told,) = heard.payloads("templates_index")
     assert (told.id, told.template_cluster_id, told.template_matched) == ("07", 7, "GET <NUM> took")
     assert told.log in (calm.log, bad.log)
+
+
+def test_each_payload_of_a_joined_record_is_answered_with_its_verdict(own: Settings, heard: Heard) -> None:
+    # The server drops a message whose id it has seen, so these places are those of no other test.
+    lines = ["ERROR boom", "\tat a.B(C.java:1)", "\tat a.D(E.java:2)"]
+    messages = [NatsMessage(n, payload_bytes(payload(n, log=line)), n) for n, line in enumerate(lines, 7_000)]
+    read = read_messages("raw_logs", messages).records
+    assert read is not None
+    joined = framed(read)[0]
+    frame = results([payload(7_000)], first=7_000, score=0.9, anomalous=True)
+    frame = frame.with_columns(joined["raw"], joined["raw"].alias("message"))
+    NatsSink(own).write("b1", frame)
+    assert wait_until(lambda: len(heard.payloads("inferenced_logs")) == 3, timeout_s=10), heard.messages
+    found = heard.payloads("inferenced_logs")
+    assert [(one.id, one.log, one.anomaly_level) for one in found] == [
+        (f"id{n}", line, "Anomaly") for n, line in enumerate(lines, 7_000)
+    ]
 
 
 def test_a_result_of_a_model_service_goes_back_to_the_drain_service(own: Settings, heard: Heard) -> None:
@@ -189,3 +208,15 @@ def test_the_confidence_is_below_the_threshold_of_opni_exactly_for_anomalies(
 def test_the_confidence_falls_as_the_score_rises(one: float, other: float) -> None:
     low, high = sorted((one, other))
     assert confidence(low, anomalous=low >= 0.5) >= confidence(high, anomalous=high >= 0.5)
+
+
+def test_remembered_lines_have_a_bound_of_characters_and_are_masked_all_the_same(
+    own: Settings, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.sinks.nats._REMEMBERED", 500)
+    sink = NatsSink(own)
+    many = [payload(n) for n in range(20)]
+    sink.write("b1", results(many, first=50_000))
+    assert wait_until(lambda: len(heard.payloads("inferenced_logs")) == len(many), timeout_s=10)
+    assert all(one.masked_log.startswith("GET <") for one in heard.payloads("inferenced_logs"))
+    assert sink._masked.currsize <= 500

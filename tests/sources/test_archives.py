@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from bench._log_files import read_file
 from pipeline.errors import BadInput
-from pipeline.sources import archives, files, unpacking
-from pipeline.sources.bytestreams import is_packed
+from pipeline.sources import files
 from pipeline.sources.chunks import Chunk, Cursor
-from pipeline.sources.files import check_file, choose, read_file, read_packed, read_texts
+from pipeline.sources.files import check_file, choose, read_packed, read_texts
+from pipeline.sources.packed import archives, unpacking
+from pipeline.sources.packed.bytestreams import is_packed
 from pipeline.sources.stdin import Peeked
 
 LINES = "".join(f"2026-11-20 10:00:{i % 60:02d} INFO request {i} done\n" for i in range(3000)).encode()

@@ -11,20 +11,20 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from s3_server import S3Server
 
+from bench._log_files import read_file
 from pipeline.errors import BadInput, ObjectChanged, StoreUnavailable
 from pipeline.records.declared import DETECTED
-from pipeline.sources.archives import Source
 from pipeline.sources.backfill import borders as border_search
 from pipeline.sources.backfill.archive import Archive, ArchiveObject, archive_of
 from pipeline.sources.backfill.borders import may_cut
 from pipeline.sources.backfill.pace import ReadingPace
 from pipeline.sources.backfill.pieces import Piece, cut, plan_name, turn_of
-from pipeline.sources.backfill.reading import Borders, Limits, read_piece
+from pipeline.sources.backfill.reading import Borders, read_piece
 from pipeline.sources.backfill.window import Window, time_of_object
-from pipeline.sources.chunks import Chunk, Cursor
+from pipeline.sources.chunks import Chunk, Cursor, Limits
 from pipeline.sources.elements import element_kind
-from pipeline.sources.files import read_file
 from pipeline.sources.folders import Filter, Skipped
+from pipeline.sources.packed.archives import Source
 
 LIMITS = Limits(max_records=7, max_bytes=4_000, choice=DETECTED)
 TRACE = ["Traceback (most recent call last):", '  File "a.py", line 3, in f', "    x()", "ValueError: bad"]

@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench._log_files import read_file
 from pipeline.sources.chunks import Assembly, Chunk, Cursor
 from pipeline.sources.elements import MAX_ELEMENT_BYTES, Elements, element_kind
-from pipeline.sources.files import read_file
 from pipeline.sources.formats import parse
+from pipeline.sources.protocols.contract import Hints
+from pipeline.sources.protocols.otlp_json import decode_json
 from pipeline.sources.stdin import read_stream
 
 ARRIVED = datetime(2026, 11, 20, 15, 0, tzinfo=UTC)
@@ -253,3 +255,44 @@ def test_the_splitter_holds_no_more_than_an_element_and_a_block() -> None:
     for _ in range(200):
         elements.push((b",\n" + element) * 50)
         assert len(elements._data) < 60 * len(element)
+
+
+def otlp_line(number: int, count: int) -> str:
+    records = [
+        {
+            "timeUnixNano": str(1_795_510_800_000_000_000 + number * 1_000_000_000 + n),
+            "severityNumber": 17 if n % 2 else 9,
+            "body": {"stringValue": f"charge {number}.{n}"},
+            "attributes": [{"key": "till", "value": {"intValue": str(n)}}],
+        }
+        for n in range(count)
+    ]
+    resource = {"attributes": [{"key": "service.name", "value": {"stringValue": "pay"}}]}
+    return json.dumps({"resourceLogs": [{"resource": resource, "scopeLogs": [{"logRecords": records}]}]})
+
+
+@pytest.mark.parametrize("max_records", [1, 3, 10_000])
+def test_a_line_of_the_collectors_file_exporter_is_the_records_that_the_intake_makes_of_it(
+    tmp_path: Path, max_records: int
+) -> None:
+    path = tmp_path / "otlp.jsonl"
+    lines = [otlp_line(0, 2), otlp_line(1, 5), '{"resourceLogs":[]}', otlp_line(2, 1)]
+    path.write_text("\n".join(lines) + "\n")
+    chunks = list(read_file(path, max_records=max_records))
+    out = pl.concat([parse(chunk.records, chunk.formats, arrived=ARRIVED) for chunk in chunks])
+    expected = decode_json("".join(lines[:1]).encode(), Hints()).records
+    assert out["raw"].to_list()[:2] == expected.texts
+    assert out["message"].to_list() == [
+        "charge 0.0", "charge 0.1", *(f"charge 1.{n}" for n in range(5)), "resourceLogs=[]", "charge 2.0"
+    ]  # fmt: skip
+    assert out["level"].to_list()[:4] == ["info", "error", "info", "error"]
+    assert out["service"].to_list()[:7] == ["pay"] * 7
+    assert out["timestamp"][0] == datetime(2026, 11, 24, 9, tzinfo=UTC)
+    assert out["line"].to_list() == [1, 1, 2, 2, 2, 2, 2, 3, 4]
+    assert out["lines"].to_list() == [1, 0, 1, 0, 0, 0, 0, 1, 1]
+    for n, chunk in enumerate(
+        chunks[:-1], start=1
+    ):  # a reader that starts at any cursor has each of the other records once
+        rest = [record for later in read_file(path, start=chunk.cursor) for record in later.records["raw"]]
+        done = [record for one in chunks[:n] for record in one.records["raw"]]
+        assert done + rest == out["raw"].to_list()

@@ -1,17 +1,15 @@
-"""Collectors' objects that are decoded many at a time say what each says alone."""
+"""The line of a program in an object of whoever collected it."""
 
 import json
 from datetime import UTC, datetime
 
-import msgspec
 import polars as pl
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from pipeline.sources import wrappers
-from pipeline.sources.wrappers import recognised, unwrap
+from pipeline.records.schema import raw_frame
+from pipeline.sources.formats import detect, parse
+from pipeline.sources.wrappers import unwrap
 
 ARRIVED = datetime(2026, 11, 26, 12, tzinfo=UTC)
 POD = {"pod_name": "till-0", "container_name": "till", "host": "node-1"}
@@ -56,35 +54,15 @@ ODD = (
 )
 
 
-def one_by_one(texts: list[str], monkeypatch: pytest.MonkeyPatch, *, timed: bool = True) -> pl.DataFrame:
-    with monkeypatch.context() as patch:
-        patch.setattr(wrappers, "_layout_of", lambda _: None)
-        return unwrap(pl.Series("raw", texts), "envelope", arrived=ARRIVED, with_times=timed)
-
-
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("timed", [True, False])
-def test_objects_of_one_layout_are_unwrapped_as_one_by_one(
-    odd: str, timed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for texts in (
-        [ALIKE, odd, ALIKE],
-        [odd, ALIKE, ALIKE],
-        [odd, odd],
-        [ALIKE] * 600 + [odd] + [ALIKE] * 600,
-    ):
+def test_an_object_says_the_same_among_others_as_alone(odd: str, timed: bool) -> None:
+    for texts in ([ALIKE, odd, ALIKE], [odd, ALIKE, ALIKE], [odd, odd]):
         found = unwrap(pl.Series("raw", texts), "envelope", arrived=ARRIVED, with_times=timed)
-        assert_frame_equal(found, one_by_one(texts, monkeypatch, timed=timed))
-
-
-def test_objects_with_the_same_members_are_decoded_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = [document(f"line {n}") for n in range(1_000)]
-    expected = one_by_one(texts, monkeypatch)
-    monkeypatch.setattr(wrappers._Contents, "_read", lambda _, text: pytest.fail(f"read {text} alone"))
-    found = unwrap(pl.Series("raw", texts), "envelope", arrived=ARRIVED)
-    assert_frame_equal(found, expected)
-    assert found["inner"].to_list() == [f"line {n}" for n in range(1_000)]
-    assert found["host"].unique().to_list() == ["node-1"]
+        alone = [
+            unwrap(pl.Series("raw", [text]), "envelope", arrived=ARRIVED, with_times=timed) for text in texts
+        ]
+        assert_frame_equal(found, pl.concat(alone))
 
 
 def test_no_times_are_read_for_a_caller_that_needs_none() -> None:
@@ -94,26 +72,81 @@ def test_no_times_are_read_for_a_caller_that_needs_none() -> None:
     assert_frame_equal(found.drop("timestamp"), without.drop("timestamp"))
 
 
-def test_a_member_with_a_name_that_no_decoder_takes_is_read_alone() -> None:
-    texts = [document(f"line {n}", **{'a"b': n, "c\\d": n, "e\x07f": n}) for n in range(3)]
-    found = unwrap(pl.Series("raw", texts), "envelope", arrived=ARRIVED)
-    assert found["inner"].to_list() == ["line 0", "line 1", "line 2"]
-    members = msgspec.json.decode(texts[0], type=dict[str, msgspec.Raw])
-    assert wrappers._layout_of(members) is None
+LINE = "2026-11-28 12:43:53,857 ERROR  [main] shop.Core - stored invoice 7"
+FILEBEAT: dict[str, object] = {
+    "log": {"file": {"path": "/var/log/app.log"}, "offset": 700}, "host": {"name": "web1"},
+    "agent": {"type": "filebeat", "version": "8.1.0"}, "ecs": {"version": "8.0.0"}, "input": {"type": "filestream"},
+}  # fmt: skip
+AT: dict[str, object] = {"@timestamp": "2026-11-28T11:00:00.250Z"}
+SHIPPERS: dict[str, dict[str, object]] = {
+    "filebeat": AT | FILEBEAT | {"message": LINE},
+    "vector": {"message": LINE, "timestamp": AT["@timestamp"], "host": "web1", "source_type": "file", "file": "/a.log"},
+    "vector of docker": {"message": LINE, "timestamp": AT["@timestamp"], "container_id": "1f", "stream": "stdout"},
+    "logstash": AT | {"@version": "1", "message": LINE, "path": "/var/log/app.log", "host": "web1"},
+    "logstash with ecs": AT | {"message": LINE, "event": {"original": LINE}, "log": {"file": {"path": "/a"}}},
+    "fluent bit": {"date": 1795863600.25, "log": LINE + "\n", "stream": "stderr"},
+    "cri of fluent bit": {"time": AT["@timestamp"], "stream": "stdout", "logtag": "F", "message": LINE},
+    "cloud logging": {"textPayload": LINE, "severity": "DEFAULT", "timestamp": AT["@timestamp"], "insertId": "1"},
+    "cloudwatch": {"timestamp": 1795863600250, "message": LINE, "ingestionTime": 1795863601000},
+    "journald": {"__REALTIME_TIMESTAMP": "1795863600250000", "PRIORITY": "6", "_COMM": "java", "MESSAGE": LINE},
+}  # fmt: skip
 
 
-PIECES = st.sampled_from(
-    (
-        '"log":"', '"log" : "', '"kubernetes":{', ',"kubernetes":{', ',"stream":"stdout"',
-        ',"stream":"stderr",', '"date":1', '"textPayload":"', '"message":"', '"ingestionTime":1', '"', ",", "{", "}", " ", "\n", "x",
-    )
-)  # fmt: skip
+@pytest.mark.parametrize("document", SHIPPERS.values(), ids=SHIPPERS)
+def test_the_line_of_a_program_is_read_whoever_collected_it(document: dict[str, object]) -> None:
+    lines = [json.dumps(document)] * 3
+    row = parse(raw_frame(lines), detect(lines), arrived=ARRIVED).row(1, named=True)
+    got = row["level"], row["service"], row["message"], row["timestamp"]
+    at = datetime(2026, 11, 28, 11, 0, 0, 250_000, tzinfo=UTC)
+    assert got == ("error", "shop.Core", "stored invoice 7", at)
 
 
-@given(st.lists(st.lists(PIECES, max_size=8).map("".join), min_size=1, max_size=6), st.booleans())
-def test_texts_written_as_fluent_bit_writes_them_are_told_as_the_patterns_tell(
-    inner: list[str], braced: bool
+@pytest.mark.parametrize(
+    ("text", "level", "message"),
+    [
+        (LINE, "error", "stored invoice 7 order=7"),
+        (
+            'time=2026-11-28T10:00:00Z level=error msg="no space" disk=sda',
+            "error",
+            "no space disk=sda order=7",
+        ),
+        ('{"level":"error","ts":"2026-11-28T10:00:00Z","msg":"no space"}', "error", "no space order=7"),
+        ("<11>Nov 28 10:00:00 web app[7]: no space", "error", "no space order=7"),
+    ],
+)
+def test_a_text_with_a_header_of_its_own_is_a_line_in_any_object_without_a_level(
+    text: str, level: str | None, message: str
 ) -> None:
-    raw = pl.Series("raw", [f"{{{text}}}" if braced else text for text in inner])
-    expected = raw.str.contains(wrappers._ENVELOPE_LINE) & raw.str.contains(wrappers._ENVELOPE_MARK)
-    assert recognised(raw, "envelope").to_list() == expected.to_list()
+    lines = [json.dumps({"message": text, "order": 7})] * 3
+    row = parse(raw_frame(lines), detect(lines), arrived=ARRIVED).row(1, named=True)
+    assert (row["level"], row["message"]) == (level, message)
+    with_level = [json.dumps({"level": "info", "message": text})] * 3
+    row = parse(raw_frame(with_level), detect(with_level), arrived=ARRIVED).row(1, named=True)
+    assert (row["level"], row["message"]) == ("info", text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "job at 2026-11-28 12:00:00 had an ERROR in it",
+        "2026-11-28 12:00:00 there was an error",
+        "2026-11-28 is the last day, at 12:00:00 ERROR begins",
+        "ERROR no space",
+        "level=error",
+        '{"order":7}',
+        "",
+    ],
+)
+def test_a_text_without_a_header_stays_the_message_of_its_record(text: str) -> None:
+    lines = [json.dumps({"message": text, "order": 7})] * 3
+    row = parse(raw_frame(lines), detect(lines), arrived=ARRIVED).row(1, named=True)
+    assert (row["level"], row["message"]) == (None, f"{text} order=7")
+
+
+def test_what_a_user_added_to_a_collected_line_is_in_the_message_and_what_the_collector_added_is_not() -> (
+    None
+):
+    lines = [json.dumps(AT | FILEBEAT | {"message": "disk is full", "fields": {"env": "prod"}})] * 3
+    assert detect(lines) == ("envelope",)
+    row = parse(raw_frame(lines), detect(lines), arrived=ARRIVED).row(1, named=True)
+    assert (row["message"], row["host"]) == ("disk is full fields.env=prod", "web1")

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench._log_files import read_file
 from pipeline.errors import BadInput
 from pipeline.records.schema import raw_frame
-from pipeline.sources.files import read_file
 from pipeline.sources.formats import detect, parse
 from pipeline.sources.formats_delimited import is_layout, read_layout
 from pipeline.sources.framing import Framer
@@ -47,6 +47,18 @@ TABLES: list[tuple[str, list[str], int, list[Row]]] = [
         ("2026-11-19T08:09:11", "info", None, None, "fine"),
         ("2026-11-19T08:09:12", "info", None, None, "fine again"),
     ]),
+    ("windows event viewer", ["Level,Date and Time,Source,Event ID,Task Category", 'Error,11/19/2026 8:09:10 AM,Disk,7,None,"bad block, on disk 0"', "Warning,11/19/2026 1:09:11 PM,Disk,8,None,slow"], 1, [
+        ("2026-11-19T08:09:10", "error", "Disk", None, "bad block, on disk 0 Event_ID=7 Task_Category=None"),
+        ("2026-11-19T13:09:11", "warning", "Disk", None, "slow Event_ID=8 Task_Category=None"),
+    ]),
+    ("palo alto", ["1,2026/11/19 08:09:10,001801000012,SYSTEM,general,2026/11/19 08:09:10,critical,disk fails", "1,2026/11/19 08:09:11,001801000012,SYSTEM,general,2026/11/19 08:09:11,informational,a commit is done"], 0, [
+        ("2026-11-19T08:09:10", "critical", None, None, "disk fails c1=1 c3=001801000012 c4=SYSTEM c5=general c6=2026/11/19 08:09:10"),
+        ("2026-11-19T08:09:11", "info", None, None, "a commit is done c1=1 c3=001801000012 c4=SYSTEM c5=general c6=2026/11/19 08:09:11"),
+    ]),
+    ("dotted dates", ["Time;Level;Text", "19.11.2026 08:09:10;ERROR;a", "1.11.2026 08:09:11,5;INFO;b"], 1, [
+        ("2026-11-19T08:09:10", "error", None, None, "a"),
+        ("2026-11-01T08:09:11.5", "info", None, None, "b"),
+    ]),
     ("postgresql csvlog", [PG % (1, "ERROR", "42703", 'column ""a"" is unknown'), PG % (2, "LOG", "00000", "checkpoint, done"), PG % (3, "PANIC", "XX000", "could not write")], 0, [
         ("2026-11-19T08:09:10.001", "error", "client backend", None, 'column "a" is unknown user=app database=shop client=10.0.0.9:5511 command=SELECT state=42703 query=select "a" from b application=psql'),
         ("2026-11-19T08:09:10.002", "info", "client backend", None, 'checkpoint, done user=app database=shop client=10.0.0.9:5511 command=SELECT state=00000 query=select "a" from b application=psql'),
@@ -72,10 +84,10 @@ def test_a_table_is_read_by_its_columns(table: tuple[str, list[str], int, list[R
     path.write_text("\n".join(lines) + "\n")
     (chunk,) = read_file(path)
     out = parse(chunk.records, chunk.formats, arrived=ARRIVED)
-    assert out["raw"].to_list() == lines
-    assert out["message"].to_list()[:ahead] == lines[:ahead]
-    assert out["level"].to_list()[:ahead] == [None] * ahead
-    got = out[ahead:].select("timestamp", "level", "service", "host", "message").rows()
+    assert out["raw"].to_list() == ["\n".join(lines[: ahead + 1]), *lines[ahead + 1 :]]
+    assert out["line"].to_list() == list(range(ahead + 1, len(lines) + 1))
+    assert out["lines"].to_list() == [ahead + 1] + [1] * (len(lines) - ahead - 1)
+    got = out.select("timestamp", "level", "service", "host", "message").rows()
     assert got == [(datetime.fromisoformat(row[0]).replace(tzinfo=UTC), *row[1:]) for row in rows]
     # a later batch has no header, and its layout came with it
     (name,) = chunk.formats
@@ -96,13 +108,105 @@ def test_a_quoted_line_end_stays_in_its_row_and_a_stray_quote_costs_one_row() ->
     framer = Framer()
     parts = [framer.feed([line]) for line in lines]
     records = pl.concat([*parts, framer.flush()])
-    assert records["raw"].to_list() == [lines[0], "\n".join(lines[1:4]), lines[4]]
+    assert records["raw"].to_list() == ["\n".join(lines[:4]), lines[4]]
     out = parse(records, framer.formats, arrived=ARRIVED)
-    assert out["message"].to_list()[1] == "first\nsecond, with comma"
+    assert out["message"].to_list() == ["first\nsecond, with comma", "ok"]
     stray = [lines[0], '2026-11-19T08:09:10Z,ERROR,5" disk', *[lines[4]] * 3]
     framer = Framer()
     records = pl.concat([framer.feed(stray), framer.flush()])
-    assert records["raw"].to_list() == stray
+    assert records["raw"].to_list() == ["\n".join(stray[:2]), *stray[2:]]
+
+
+IIS = [
+    "#Software: Microsoft Internet Information Services 10.0",
+    "#Version: 1.0",
+    "#Date: 2026-11-19 08:00:00",
+]
+SWAPPED = "#Fields: date time cs-method cs-uri-stem sc-bytes sc-status"
+MORE = "#Fields: date time s-ip cs-method cs-uri-stem sc-status sc-bytes cs(User-Agent)"
+
+
+def table(tmp_path: Path, lines: list[str], max_records: int = 10_000) -> list[tuple[str | None, str]]:
+    path = tmp_path / "table"
+    path.write_text("\n".join(lines) + "\n")
+    found = []
+    for chunk in read_file(path, max_records=max_records):
+        out = parse(chunk.records, chunk.formats, arrived=ARRIVED)
+        found += out.select("level", "message").rows()
+        last = chunk.latest(arrived=ARRIVED, zone="UTC")
+        assert last == out["timestamp"][-1]
+        (rest, *_) = [*read_file(path, start=chunk.cursor, max_records=max_records), None]
+        if rest is not None:  # a reader that starts here knows the layout of this place
+            again = parse(rest.records, rest.formats, arrived=ARRIVED)
+            assert again["level"].null_count() == 0
+    return found
+
+
+@pytest.mark.parametrize("max_records", [1, 2, 3, 10_000])
+def test_a_second_header_holds_for_the_rows_below_it(tmp_path: Path, max_records: int) -> None:
+    lines = [
+        *IIS,
+        "#Fields: date time cs-method cs-uri-stem sc-status sc-bytes",
+        "2026-11-19 08:09:10 GET /a 200 500",
+        "2026-11-19 08:09:11 GET /b 503 200",
+        *IIS,
+        SWAPPED,
+        "2026-11-19 08:09:12 GET /c 500 200",
+        "2026-11-19 08:09:13 GET /d 200 503",
+        *IIS[:1],
+        MORE,
+        "2026-11-19 08:09:14 10.0.0.1 GET /e 404 7 curl",
+        "2026-11-19 08:09:15 10.0.0.1 GET /f 200 7 curl",
+        "2026-11-19 08:09:16 10.0.0.1 GET /g 200 7 curl",
+    ]
+    assert table(tmp_path, lines, max_records) == [
+        ("info", "GET /a 200 sc-bytes=500"),
+        ("error", "GET /b 503 sc-bytes=200"),
+        ("info", "GET /c 200 sc-bytes=500"),
+        ("error", "GET /d 503 sc-bytes=200"),
+        ("warning", "GET /e 404 sc-bytes=7 cs(User-Agent)=curl"),
+        ("info", "GET /f 200 sc-bytes=7 cs(User-Agent)=curl"),
+        ("info", "GET /g 200 sc-bytes=7 cs(User-Agent)=curl"),
+    ]
+
+
+@pytest.mark.parametrize("max_records", [1, 10_000])
+def test_files_of_comma_separated_values_one_behind_another_keep_their_own_columns(
+    tmp_path: Path, max_records: int
+) -> None:
+    lines = [
+        "time,level,message,user",
+        "2026-11-19T08:09:10Z,error,no stock,ann",
+        "time,level,message,user",
+        "2026-11-19T08:09:11Z,info,in stock,bob",
+        "user,level,time,service,message",
+        "cat,warning,2026-11-19T08:09:12Z,cart,low",
+        "dan,info,2026-11-19T08:09:13Z,cart,fine",
+    ]
+    assert table(tmp_path, lines, max_records) == [
+        ("error", "no stock user=ann"),
+        ("info", "in stock user=bob"),
+        ("warning", "low user=cat"),
+        ("info", "fine user=dan"),
+    ]
+
+
+def test_rows_of_w3c_may_have_a_clock_time_alone_blanks_between_values_and_quotes(tmp_path: Path) -> None:
+    path = tmp_path / "w3c.log"
+    path.write_text(
+        "#Version: 1.0\n#Date: 2026-11-19 00:00:00\n#Fields: time c-ip cs-method cs-uri-stem sc-status cs(User-Agent)\n"
+        '08:09:10   10.0.0.7  GET  /a  200  "curl 8"\n08:09:11 10.0.0.7 GET /b 500 "two words, and more" \n'
+        '08:09:12 10.0.0.7 GET /c"d 404 x\n'
+        "#Date: 2026-11-20 00:00:00\n00:00:01 10.0.0.7 GET /e 200 -\n"
+    )
+    (chunk,) = read_file(path)
+    out = parse(chunk.records, chunk.formats, arrived=ARRIVED)
+    assert out.select("timestamp", "level", "message").rows() == [
+        (datetime(2026, 11, 19, 8, 9, 10, tzinfo=UTC), "info", "GET /a 200 c-ip=10.0.0.7 cs(User-Agent)=curl 8"),
+        (datetime(2026, 11, 19, 8, 9, 11, tzinfo=UTC), "error", "GET /b 500 c-ip=10.0.0.7 cs(User-Agent)=two words, and more"),
+        (datetime(2026, 11, 19, 8, 9, 12, tzinfo=UTC), "warning", 'GET /c"d 404 c-ip=10.0.0.7 cs(User-Agent)=x'),
+        (datetime(2026, 11, 20, 0, 0, 1, tzinfo=UTC), "info", "GET /e 200 c-ip=10.0.0.7"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -115,6 +219,14 @@ def test_a_quoted_line_end_stays_in_its_row_and_a_stray_quote_costs_one_row() ->
         ["one | two | three", "four | five | six"],
         ['{"time":1,"level":"x"}', '{"time":2,"level":"y"}'],
         ["#Fields:", "x y z"],
+        [
+            f'[2026-11-24 09:00:0{n},281][pool-0][svc][save][INFO ] => saved {{"order":{n},"amount":0,"state":1}}'
+            for n in range(9)
+        ],
+        [f"2026-11-24T09:00:0{n}Z, the user has logged in, from his home, at night" for n in range(9)],
+        [f"2026-11-24T09:00:0{n}Z,order({n}, 7, open),done" for n in range(9)],
+        ["Date, time and place", *[f"On day {n}, at noon, here" for n in range(9)]],
+        ["time,user,action", *[f"yesterday,ann,saved {n}" for n in range(9)]],
     ],
 )
 def test_lines_with_separators_are_no_table(lines: list[str]) -> None:

@@ -1,5 +1,6 @@
 """Joining physical lines to records: nothing lost, whatever the feeds."""
 
+import random
 from itertools import pairwise
 
 import polars as pl
@@ -71,16 +72,25 @@ def test_lines_of_an_unknown_format_stay_apart_but_indented_ones_join() -> None:
     assert records["line"].to_list() == [1, 2, 5, 7]
 
 
-def test_a_headless_line_joins_only_where_nearly_every_line_has_a_header() -> None:
+def test_a_headless_line_joins_where_nearly_every_line_has_a_header() -> None:
     headed = [LOG4J.format(i % 60, i) for i in range(40)]
     assert frame_all([*headed, "no header here"]).height == 40
-    half = [line for i, head in enumerate(headed) for line in (head, f"free text {i}")]
-    assert frame_all(half).height == 80
+
+
+def test_headless_lines_of_another_writer_stay_apart() -> None:
+    """They come at any time, so the headers do not tell whether one follows."""
+    chance = random.Random(7)
+    for share in (0.3, 0.5, 0.7):
+        lines = [
+            LOG4J.format(i % 60, i) if chance.random() < share else f"order {i} shown" for i in range(300)
+        ]
+        assert frame_all(lines).height == len(lines)
 
 
 def test_the_last_line_of_a_traceback_joins_although_it_looks_like_text() -> None:
-    records = frame_all(["start", *PYTHON_TRACE[1:], "done"], formats=())
-    assert records["raw"].to_list() == ["\n".join(["start", *PYTHON_TRACE[1:]]), "done"]
+    for start in ("payment failed", "ERROR", "an exception"):
+        records = frame_all([start, *PYTHON_TRACE[1:], "done"], formats=())
+        assert records["raw"].to_list() == ["\n".join([start, *PYTHON_TRACE[1:]]), "done"]
 
 
 def test_a_partial_container_line_joins_the_next_one() -> None:
@@ -88,14 +98,15 @@ def test_a_partial_container_line_joins_the_next_one() -> None:
         "2026-11-20T10:00:00.1Z stdout P first half,",
         "2026-11-20T10:00:00.2Z stdout F second half",
         "2026-11-20T10:00:00.3Z stdout F alone",
-        "2026-11-20T10:00:00.4Z stderr F   indented, so a continuation",
+        "2026-11-20T10:00:00.4Z stdout F   indented, so a continuation",
+        "2026-11-20T10:00:00.4Z stderr F   of the other stream",
     ]
-    assert frame_all(cri)["lines"].to_list() == [2, 2]
+    assert frame_all(cri)["lines"].to_list() == [2, 2, 1]
     docker = [
         '{"log":"first half,","stream":"stdout","time":"2026-11-20T10:00:00.1Z"}',
         '{"log":"second half\\n","stream":"stdout","time":"2026-11-20T10:00:00.2Z"}',
         '{"log":"alone\\n","stream":"stdout","time":"2026-11-20T10:00:00.3Z"}',
-        '{"log":"\\tat shop.Cart.add(Cart.java:7)\\n","stream":"stderr","time":"2026-11-20T10:00:00.3Z"}',
+        '{"log":"\\tat shop.Cart.add(Cart.java:7)\\n","stream":"stdout","time":"2026-11-20T10:00:00.3Z"}',
     ]
     assert frame_all(docker)["lines"].to_list() == [2, 2]
 
@@ -178,6 +189,10 @@ PALETTE = st.sampled_from(
         *(API + line for line in JAVA_TRACE),
         "2026-11-20T10:00:00.1Z stdout P half ",
         "2026-11-20T10:00:00.1Z stdout F whole",
+        "2026-11-20T10:00:00.1Z stdout F Traceback (most recent call last):",
+        "panic: boom",
+        "Segmentation fault",
+        "TypeError: no cart",
         '{"log":"half","stream":"stdout","time":"2026-11-20T10:00:00.1Z"}',
         '{"log":"whole\\n","stream":"stdout","time":"2026-11-20T10:00:00.1Z"}',
         "y" * 150,

@@ -105,7 +105,10 @@ def test_a_stack_trace_sent_line_by_line_is_one_record_of_its_key() -> None:
     trace = ["java.lang.Error: no", "\tat a.B.c(B.java:1)", "Caused by: java.io.IOException"]
     records = [record(text, n, key=b"a") for n, text in enumerate(trace)]
     found = the_records(read(*records, record("\tat other(B.java:1)", 9, key=b"b")))
-    assert found.texts == ["\n".join(trace), "\tat other(B.java:1)"] and found.places == [0, 9]
+    assert found.places == [0, 1, 2, 9]
+    joined = framed(found)[0]
+    assert joined["raw"].to_list() == ["\n".join(trace), "\tat other(B.java:1)"]
+    assert joined["line"].to_list() == [0, 9]
 
 
 def test_tombstones_and_blanks_are_counted() -> None:

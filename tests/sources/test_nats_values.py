@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nats_server import list_bytes
 
 from pipeline.errors import BadInput, BadPayload
 from pipeline.nats.payloads import (
     Payload,
-    list_bytes,
     payload_bytes,
     payload_lists,
     read_payload,

@@ -14,7 +14,9 @@ import pipeline
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import Template
 from pipeline.errors import BadBundle, BadInput
+from pipeline.records.schema import LEARN_SCHEMA
 from pipeline.tasks.frames import JUDGED_SCHEMA, score_frame, write_export
+from pipeline.training.sampling import Sampler
 
 pytestmark = pytest.mark.long
 
@@ -45,6 +47,28 @@ def test_a_line_of_no_template_has_none_and_nothing_is_learnt(export: Path) -> N
         judged = score_frame(frame, export)
         assert judged["template_id"].to_list() == [None, None] and judged["template"].null_count() == 2
         assert judged["anomalous"][0] and judged["reasons"].list.first().to_list() == ["new-template"] * 2
+
+
+@pytest.mark.parametrize("baseline", [True, False])
+def test_a_calm_new_line_is_a_new_template_for_a_model_that_was_trained_from_documents(
+    tmp_path: Path, baseline: bool
+) -> None:
+    masks = MaskSet.load()
+    sampler = Sampler(masks, limit=1_000)
+    documents = pl.DataFrame({"message": sentences(120) * 20, "workload": "w"})
+    unknown = [pl.lit(None, dtype=t).alias(n) for n, t in LEARN_SCHEMA.items() if n not in documents.columns]
+    sampler.add(documents.with_columns(unknown).select(list(LEARN_SCHEMA)), baseline=baseline)
+    run(sampler.sample().frame, tmp_path / "bundle", mask_version=masks.version)
+    known = [Template(template_id=1, text="some other line", severe=False, workload="w")]
+    write_export(tmp_path / "export", model=tmp_path / "bundle", templates=known, masks=(), similarity=0.7)
+    new = [
+        "quantum flux inverted beyond horizon sector gamma",
+        "zebra stampede rerouted through marble corridor tonight",
+        "violet harpsichord tuned against copper moonlight",
+    ]
+    judged = score_frame(pl.DataFrame({"message": new}), tmp_path / "export")
+    assert judged["reasons"].list.first().to_list() == ["new-template"] * 3
+    assert judged["anomalous"].all() and judged["template_id"].null_count() == 3
 
 
 texts = st.none() | st.text(st.characters(codec="utf-8"), max_size=30) | st.sampled_from(sentences(20))

@@ -1,6 +1,5 @@
 """A batch whose records name their workloads: read by each workload's formats, ended in one commit."""
 
-import json
 from collections.abc import Iterator
 
 import polars as pl
@@ -10,16 +9,14 @@ from small_bundles import ONE, written
 
 from pipeline.messages.app import make_app
 from pipeline.producer import Producer
-from pipeline.records.batch import FRAME_WIRE, SEVERAL, WIRE_VERSION, Batch, Purpose, utc_now
+from pipeline.records.batch import SEVERAL, Batch, Purpose, utc_now
 from pipeline.records.delivery import Accepted, Claim, RequestIdentity, Stage
-from pipeline.records.payload import DENSE_MAGIC, MAGIC, MARK_BYTES, pack
 from pipeline.records.pushed import PushedRecords
 from pipeline.settings import Settings
 from pipeline.sinks.choose import parquet_of
 from pipeline.sources.pushed import KnownFormats, framed_by_workload
 from pipeline.tasks import drain, frontend, infer, ingest, store
 from pipeline.tasks.context import Context
-from pipeline.tasks.separate import separate_others
 from pipeline.tasks.step import perform
 from tests.tasks.test_merging import live
 
@@ -91,31 +88,6 @@ def test_a_workload_with_an_unknown_line_leaves_the_batch_with_all_of_its_lines(
     assert {name: (t["accepted"], t.get("stored", 0)) for name, t in totals.items()} == {
         "shop": (2, 2), "till": (2, 0), "bank": (1, 0),
     }  # fmt: skip
-    check_sums(snapshot(context.client, context.settings.redis.key_prefix))
-
-
-def test_separated_batches_are_packed_and_marked_as_the_batch_that_they_leave(
-    context: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known(context, JSON, "shop")
-    producer = Producer(context.ledger, context.submit, context.settings)
-    keys, packing = context.ledger.keys, []
-    for name, wire in (("w", WIRE_VERSION), ("z", FRAME_WIRE)):
-        batch = several(name, ("till", f"no paper {name}"), ("shop", JSON))
-        with monkeypatch.context() as patch:
-            if wire == FRAME_WIRE:  # as a build before took it in
-                patch.setattr("pipeline.ledger.intake.pack", lambda batch, **_: pack(batch))
-            assert isinstance(producer.accept_all([batch], [RequestIdentity()]), Accepted)
-        claim = context.ledger.claim(name, Stage.INGEST, "me")
-        assert isinstance(claim, Claim)
-        separate_others(context, claim, ["shop"])
-        for batch_id in (name, f"{name}.1"):
-            payload = context.client.get(keys.payload(batch_id))
-            meta = context.client.hget(keys.batch(batch_id), "meta")
-            assert isinstance(payload, bytes) and isinstance(meta, bytes)
-            packing.append((payload[:MARK_BYTES], json.loads(meta)["wire"]))
-            assert context.ledger.payload(batch_id).height == 1
-    assert packing == [(DENSE_MAGIC, WIRE_VERSION)] * 2 + [(MAGIC, FRAME_WIRE)] * 2
     check_sums(snapshot(context.client, context.settings.redis.key_prefix))
 
 

@@ -20,7 +20,7 @@ from pipeline.settings import Settings
 from pipeline.tasks import drain, frontend, ingest, store
 from pipeline.tasks.context import Context
 from pipeline.tasks.frontend import Prepared
-from pipeline.tasks.grouping.group_commit import commit
+from pipeline.tasks.grouping.group_commit import committed_or_stage
 from pipeline.tasks.step import HUNG, perform
 
 
@@ -107,18 +107,18 @@ def test_a_worker_that_wakes_up_after_its_batch_was_split_stores_nothing(
     if stalls == "before the write":
         others_split_it()
     else:
-        write = sink.write
+        write = sink.write_all
 
         def slow(*args: Any, **more: Any) -> object:
             others_split_it()
             return write(*args, **more)
 
-        monkeypatch.setattr(sink, "write", slow)
+        monkeypatch.setattr(sink, "write_all", slow)
     prepared = detect.prepare(raw_frame(["one", "two"]), claim.meta, context.masks)
     batch, work = Prepared([claim], [prepared], None), detect.distinct(prepared, "warming")
     with pytest.raises(ClaimLost):
         ((_, found),) = ingest.unstored(context, [claim], batch, [work])
-        commit(context, claim, found)
+        committed_or_stage(context, claim, found)
     assert sink.read("b", "shop") is None
 
 
@@ -131,15 +131,16 @@ def test_records_that_the_store_refuses_by_name_die_together_at_once_and_the_res
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = context.sink(Purpose.SCORE)
-    write = sink.write
+    write = sink.write_all
 
-    def refuses(batch_id: str, frame: pl.DataFrame, **_: object) -> None:
+    def refuses(batches: list[tuple[str, pl.DataFrame]], **_: object) -> None:
+        ((_, frame),) = batches
         bad = frame.filter(pl.col("message").str.contains("bad"))["record_id"].to_list()
         if bad:
             raise Rejected("the mapping does not take it", bad)
-        write(batch_id, frame)
+        write(batches)
 
-    monkeypatch.setattr(sink, "write", refuses)
+    monkeypatch.setattr(sink, "write_all", refuses)
     lines = [f"line {n} is {'bad' if n in (1, 4, 5) else 'good'}" for n in range(8)]
     Producer(context.ledger, context.submit, context.settings).send(lines, workload="shop", batch_id="b")
     everything(context, "b")
@@ -159,10 +160,11 @@ def test_a_batch_that_a_store_refuses_as_a_whole_is_one_dead_letter(
 ) -> None:
     sink = context.sink(Purpose.SCORE)
 
-    def refuses(_batch_id: str, frame: pl.DataFrame, **_: object) -> None:
+    def refuses(batches: list[tuple[str, pl.DataFrame]], **_: object) -> None:
+        ((_, frame),) = batches
         raise Rejected("the mapping does not take it", frame["record_id"].to_list())
 
-    monkeypatch.setattr(sink, "write", refuses)
+    monkeypatch.setattr(sink, "write_all", refuses)
     Producer(context.ledger, context.submit, context.settings).send(
         ["one", "two", "three"], workload="shop", batch_id="b"
     )
@@ -179,10 +181,11 @@ def test_a_store_that_is_away_while_a_batch_is_given_up_is_waited_for(
     def away(*_: object, **_more: object) -> None:
         raise SinkUnavailable("the store is away")
 
-    def refuses(_batch_id: str, frame: pl.DataFrame, **_: object) -> None:
+    def refuses(batches: list[tuple[str, pl.DataFrame]], **_: object) -> None:
+        ((_, frame),) = batches
         raise Rejected("no", frame["record_id"].to_list())
 
-    monkeypatch.setattr(sink, "write", refuses)
+    monkeypatch.setattr(sink, "write_all", refuses)
     monkeypatch.setattr(sink, "remove", away)
     Producer(context.ledger, context.submit, context.settings).send(["one"], workload="shop", batch_id="b")
     everything(context, "b")
@@ -229,7 +232,7 @@ def stuck(*_: object, **__: object) -> None:
     time.sleep(60)
 
 if sys.argv[1] == "sink":
-    context.sink(Purpose.SCORE).write = stuck
+    context.sink(Purpose.SCORE).write_all = stuck
 perform(context, Stage.STORE, "b", store.step if sys.argv[1] == "sink" else stuck)
 """
 

@@ -18,7 +18,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from opensearchpy import helpers
 from polling import wait_until
 from pool_devices import put_devices
-from small_bundles import put
+from small_bundles import ONE, make_older, put, written
 
 from pipeline.controller.training_status import Status, TrainingState
 from pipeline.controller.trainings import ATTEMPTS, TrainingRequest, Trainings
@@ -30,11 +30,13 @@ from pipeline.marks.marks import State as MarkState
 from pipeline.marks.marks import Target
 from pipeline.messages.app import make_app
 from pipeline.models import trainer
-from pipeline.models.bundle import load_known
 from pipeline.models.config import ModelConfig
 from pipeline.models.fitting import TrainConfig
+from pipeline.models.known.patterns import load_known
+from pipeline.models.verdict import verdict_of
 from pipeline.observe.events import read_events
 from pipeline.opensearch.client import opensearch_client
+from pipeline.records.batch import LearntFrom, Purpose
 from pipeline.records.query import Query
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.records.verdict import pattern_ids
@@ -46,12 +48,12 @@ from pipeline.service.gpu import served_rows
 from pipeline.service.trainings import TrainingAsked, request_training
 from pipeline.settings import Settings
 from pipeline.settings.train_source import TrainSource
-from pipeline.sinks.parquet import ParquetSink
+from pipeline.sinks.choose import parquet_of
 from pipeline.tasks import periodic
 from pipeline.tasks import train as task
 from pipeline.tasks.context import Context
 from pipeline.tasks.loaded import WorkerProfile
-from pipeline.training import checkpoints, documents, judging, training
+from pipeline.training import documents, judging, training
 from pipeline.training.judging import Judgement
 from pipeline.workers import one_process
 
@@ -80,13 +82,21 @@ def passing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The judge looks, and lets everything pass: these networks have learnt next to nothing."""
     judge = judging.judge
 
-    def lenient(*args: Any) -> Judgement:
-        return replace(judge(*args), passed=True, reason="")
+    def lenient(*args: Any, **more: Any) -> Judgement:
+        return replace(judge(*args, **more), passed=True, reason="")
 
     monkeypatch.setattr(judging, "judge", lenient)
 
 
-def store(context: Context, workload: str = "prod/a", *, lines: int = 100, each: int = 10) -> None:
+def store(
+    context: Context,
+    workload: str = "prod/a",
+    *,
+    lines: int = 100,
+    each: int = 10,
+    level: str = "info",
+    purpose: Purpose = Purpose.SCORE,
+) -> None:
     """So many different lines of a workload are stored, each so many times."""
     words = itertools.islice(itertools.product(SUBJECTS, VERBS), lines)
     texts = [f"{subject} was {verb} after {n} ms" for n, (subject, verb) in enumerate(words)]
@@ -94,14 +104,12 @@ def store(context: Context, workload: str = "prod/a", *, lines: int = 100, each:
     rows = [
         dict.fromkeys(RESULT_SCHEMA)
         | {
-            "message": text, "workload": workload, "timestamp": NOW, "level": "info", "lines": 1, "line": n + 1,
+            "message": text, "workload": workload, "timestamp": NOW, "level": level, "lines": 1, "line": n + 1,
             "record_id": f"{workload}-{n}", "pattern_id": pattern_ids([m])[0], "template_id": n + 1,
         }
         for n, (text, m) in enumerate(zip(texts * each, masked * each, strict=True))
     ]  # fmt: skip
-    ParquetSink(context.settings.data.results).write(
-        f"b-{workload}", pl.DataFrame(rows, schema=RESULT_SCHEMA)
-    )
+    parquet_of(context.settings, purpose).write(f"b-{workload}", pl.DataFrame(rows, schema=RESULT_SCHEMA))
     context.client.sadd(context.ledger.keys.workloads, workload)
     context.client.hset(context.ledger.keys.totals(workload), "stored", lines * each)
 
@@ -139,19 +147,6 @@ def free(context: Context) -> bool:
     return context.leases.holder_of(TRAINING) is None
 
 
-def test_a_training_for_several_devices_is_fitted_here_where_no_node_takes_jobs(
-    context: Context, passing: None
-) -> None:
-    store(context, lines=20)
-    alone = Context(
-        context.app, context.settings.replace(train_devices=2, gpu_node_ttl_ms=200, gpu_beat_s=0.05)
-    )
-    alone.trainings.request(TrainingRequest())
-    assert task.run(alone) is None
-    assert now_live(alone).generation == 1
-    assert alone.jobs.live() == []
-
-
 @pytest.mark.long
 def test_a_training_makes_a_model_that_is_judged_published_and_described(
     context: Context, monkeypatch: pytest.MonkeyPatch
@@ -177,7 +172,8 @@ def test_a_training_makes_a_model_that_is_judged_published_and_described(
     assert live.version == status.version
     manifest = context.registry.manifest(live.version)
     assert (manifest.model, manifest.workloads, manifest.held_out != ()) == ("shared", ("prod/a",), True)
-    assert manifest.query["purpose"] == "score" and manifest.query["workloads"] == ["prod/a"]
+    assert manifest.query["workloads"] == ["prod/a"]
+    assert manifest.learnt_from == status.learnt_from == {"prod/a": LearntFrom.RESULTS}
     note = context.registry.note(live.version)
     assert note is not None and note.state == "published" and note.judgement["passed"] is True
     assert list(dict.fromkeys(s.state for s in shown)) == STAGES
@@ -230,6 +226,56 @@ def test_what_people_said_of_lines_is_used_in_the_next_training(
     assert manifest.query["marked"] == 2 and manifest.stats.distinct == 99
 
 
+def test_a_known_error_of_a_baseline_stays_known_when_a_service_without_one_appears(
+    context: Context, passing: None
+) -> None:
+    store(context, lines=40, level="error", purpose=Purpose.BASELINE)
+    store(context, lines=60, level="error")  # results of a workload with a baseline teach nothing
+    store(context, "prod/new", level="error")
+    request_id = asked(context)
+    assert task.run(context) is None
+    status = context.trainings.status(request_id)
+    assert status.learnt_from == {"prod/a": LearntFrom.BASELINE, "prod/new": LearntFrom.RESULTS}
+    assert status.workloads == {"prod/a": 400, "prod/new": 1_000}
+    version = now_live(context).version
+    assert context.registry.manifest(version).learnt_from == status.learnt_from
+    model = judging.Examinee.load(context.registry.path(version))
+    ids = pattern_ids([f"{s} was {v} after <NUM> ms" for s, v in itertools.product(SUBJECTS, VERBS)])
+    known = model.knowledge.known
+    assert [known.in_baseline(number) for number in ids] == [True] * 40 + [False] * 60
+    unsure = {"severe": True, "level": "error", "surprisal": 9.0, "words": [], "unseen": [], "novelty": 1.0}
+    rows = [unsure | {"pattern_id": n, "prior": 2.0, "severity": None, "tokens": 6} for n in ids]
+    flags = [verdict_of(row, n + 1, model.knowledge).anomalous for n, row in enumerate(rows)]
+    assert flags == [False] * 40 + [True] * 60
+
+
+def test_a_baseline_counts_whatever_span_was_asked_for(context: Context, passing: None) -> None:
+    store(context, purpose=Purpose.BASELINE)
+    late = Query(since=NOW + timedelta(seconds=1), until=NOW + timedelta(seconds=2))
+    request_id = asked(context, TrainingRequest(query=late))
+    assert task.run(context) is None
+    assert context.trainings.status(request_id).learnt_from == {"prod/a": LearntFrom.BASELINE}
+
+
+def test_a_judgement_says_that_there_was_a_live_model_that_could_not_be_read(
+    context: Context, passing: None
+) -> None:
+    lease = granted(context.leases.request(TRAINING, "before"), TRAINING)
+    written(context.registry, ONE)
+    context.registry.publish(ONE, lease, at=NOW)
+    context.leases.release(lease)
+    make_older(context.registry, ONE)
+    store(context)
+    asked(context)
+    assert task.run(context) is None
+    note = context.registry.note(now_live(context).version)
+    assert note is not None
+    assert (
+        note.judgement["reason"]
+        == f"; the live model {ONE} cannot be read, so it could not serve as a measure"
+    )
+
+
 def test_a_model_of_its_own_learns_from_its_workload_alone(context: Context, passing: None) -> None:
     store(context)
     store(context, "prod/own/x", lines=40)
@@ -250,7 +296,9 @@ def test_what_the_judge_turns_down_is_kept_with_the_reason_and_can_be_promoted(
     before = now_live(context)
     judge = judging.judge
     monkeypatch.setattr(
-        judging, "judge", lambda *a: replace(judge(*a), passed=False, reason="alerts too often")
+        judging,
+        "judge",
+        lambda *a, **more: replace(judge(*a, **more), passed=False, reason="alerts too often"),
     )
     second = asked(context)
     assert task.run(context) is None
@@ -365,10 +413,10 @@ def test_a_watchlist_that_matches_no_logs_does_not_train_on_the_others(context: 
 
 
 def raising(error: Exception) -> Callable[..., Any]:
-    def lines_for(*_: Any) -> Any:
+    def pages(*_: Any) -> Any:
         raise error
 
-    return lines_for
+    return pages
 
 
 def test_a_store_that_is_down_is_tried_again_with_a_growing_pause_and_then_given_up(
@@ -376,7 +424,7 @@ def test_a_store_that_is_down_is_tried_again_with_a_growing_pause_and_then_given
 ) -> None:
     store(context)
     monkeypatch.setattr(
-        training, "lines_for", raising(SourceUnavailable("the store is down; it is tried again"))
+        training.StoredLines, "pages", raising(SourceUnavailable("the store is down; it is tried again"))
     )
     first, pauses = asked(context), []
     for _ in range(task.PATIENT_ATTEMPTS):
@@ -396,7 +444,7 @@ def test_a_fault_of_ours_is_tried_again_a_few_times(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store(context)
-    monkeypatch.setattr(training, "lines_for", raising(ValueError("broken")))
+    monkeypatch.setattr(training.StoredLines, "pages", raising(ValueError("broken")))
     first = asked(context)
     for _ in range(ATTEMPTS):
         assert task.run(context) == "ValueError: broken"
@@ -412,7 +460,7 @@ def test_a_training_goes_on_where_it_was_asked_for_again_after_the_store_came_ba
 ) -> None:
     store(context)
     with monkeypatch.context() as down:
-        down.setattr(training, "lines_for", raising(SourceUnavailable("down")))
+        down.setattr(training.StoredLines, "pages", raising(SourceUnavailable("down")))
         first = asked(context)
         task.run(context)
     retry = context.trainings.followed(first)
@@ -617,11 +665,11 @@ def test_when_the_pointer_moves_while_the_judge_looks_it_judges_again_against_wh
     second = now_live(context)
     judge, against = judging.judge, []
 
-    def looks(candidate: Any, live: Any, *rest: Any) -> Any:
+    def looks(candidate: Any, live: Any, *rest: Any, **more: Any) -> Any:
         against.append(live.version)
         if len(against) == 1:
             context.registry.roll_back(at=datetime(2026, 11, 20, tzinfo=UTC))
-        return judge(candidate, live, *rest)
+        return judge(candidate, live, *rest, **more)
 
     monkeypatch.setattr(judging, "judge", looks)
     asked(context)
@@ -804,8 +852,6 @@ def test_a_training_from_documents_goes_on_when_its_trainer_was_killed(
     asked_for = TrainingAsked(source=TrainSource(store="opensearch", index=index, level_not=("error",)))
     monkeypatch.setattr(training_service, "app_of", lambda _: context.app)
     request_id, _ = training_service.request_training(context.client, own, asked_for, by="a test")
-    monkeypatch.setattr(checkpoints, "EVERY_S", 0.0)
-    monkeypatch.setattr(checkpoints, "SHARE", 1e9)
     read: list[int] = []
     pages = documents.DocumentReader.pages
 
@@ -826,12 +872,11 @@ def test_a_training_from_documents_goes_on_when_its_trainer_was_killed(
     task.run(context)
     status = context.trainings.followed(request_id)
     assert (status.state, status.published, status.attempt) == (TrainingState.COMPLETED, True, 2), status
-    assert sum(read[:4]) + sum(read[5:]) == 950 and len(read) <= 12
+    assert sum(read[5:]) == 950  # the retry reads all of them again
     manifest = context.registry.manifest(status.version)
     assert manifest.query["documents"]["index"] == index
     assert manifest.query["documents"]["level_not"] == ["error"]
     assert manifest.workloads == ("shop",)
-    assert list(context.registry.stored.objects.found("trainings/")) == []
     with pytest.raises(BadInput, match=r"no document of .* is selected"):
         training_service.request_training(
             context.client, own, replace(asked_for, until=NOW, since=NOW - timedelta(days=1)), by="a test"

@@ -14,6 +14,7 @@ import pytest
 import redis
 from celery.contrib.testing.worker import start_worker
 from polling import wait_until
+from small_bundles import AT, ONE, TWO, make_older, written
 
 import pipeline.ledger.ledger
 import pipeline.records.delivery
@@ -30,8 +31,9 @@ from pipeline.records.delivery import Claim, Stage
 from pipeline.records.verdict import Verdict
 from pipeline.redis.leases import DRAIN, TRAINING, granted
 from pipeline.settings import Settings
-from pipeline.tasks import drain, ingest, periodic, store
+from pipeline.tasks import drain, infer, ingest, periodic, store
 from pipeline.tasks.context import Context
+from pipeline.tasks.loaded import ModelPart, WorkerProfile
 from pipeline.tasks.step import perform
 from pipeline.workers.roles import ROLES, register
 
@@ -98,7 +100,7 @@ def worker(context: Context, *roles: str) -> Iterator[None]:
 def lying(context: Context) -> int:
     """Messages in all queues."""
     prefix = context.settings.redis.key_prefix
-    return sum(int(context.client.llen(f"{prefix}:{queue}")) for queue in routing.all_queues(1))
+    return sum(int(context.client.llen(f"{prefix}:{queue}")) for queue in routing.ALL_QUEUES)
 
 
 def sums(context: Context) -> dict[str, int]:
@@ -158,7 +160,7 @@ def test_what_the_build_before_stored_while_warming_is_scored_again_when_a_model
 
 
 def test_the_sweeper_sends_again_what_the_build_before_had_sent_and_redis_lost(old: Context) -> None:
-    for queue in routing.all_queues(1):
+    for queue in routing.ALL_QUEUES:
         old.client.delete(f"{old.settings.redis.key_prefix}:{queue}")
     periodic.sweep(old)
     assert old.submit.waiting_ids(Stage.INGEST) == {"waits"}
@@ -180,6 +182,45 @@ def test_templates_verdicts_watchlist_and_presence_of_the_build_before_are_read_
     old.presence.live()
     with pytest.raises(BadBundle, match="train again"):
         Manifest.from_json(json.dumps(LEFT["manifest"]))
+
+
+def test_lines_are_stored_and_wait_for_a_training_where_the_build_before_made_the_model(
+    context: Context,
+) -> None:
+    lease = granted(context.leases.request(TRAINING, "w"), "training")
+    written(context.registry, ONE)
+    context.registry.publish(ONE, lease, at=AT)
+    make_older(context.registry, ONE)
+    name = "fresh"
+    send(context, name)
+    finish(context, name)
+    assert context.ledger.state(name) == "done"
+    assert stored(context, name) == [["one", "two"]]
+    assert context.ledger.backlog.warming() == 1
+    periodic.sweep(context)
+    assert context.ledger.backlog.warming() == 1, "it would come back for ever"
+    written(context.registry, TWO)
+    context.registry.publish(TWO, lease, at=AT)
+    periodic.sweep(context)
+    assert (context.ledger.backlog.warming(), context.ledger.state(name)) == (0, "ingest")
+
+
+def test_a_batch_on_its_way_under_a_model_of_the_build_before_begins_again_without_one(
+    context: Context,
+) -> None:
+    lease = granted(context.leases.request(TRAINING, "w"), "training")
+    written(context.registry, ONE)
+    context.registry.publish(ONE, lease, at=AT)
+    name = "halfway"
+    send(context, name)
+    perform(context, Stage.INGEST, name, ingest.step)
+    assert context.ledger.state(name) == "infer"
+    make_older(context.registry, ONE)
+    fresh = Context(context.app, context.settings, WorkerProfile(part=ModelPart.NETWORK))
+    infer.run(fresh, name)
+    assert context.ledger.state(name) == "ingest"
+    finish(fresh, name)
+    assert context.ledger.state(name) == "done" and context.ledger.backlog.warming() == 1
 
 
 def test_a_training_that_the_build_before_queued_is_taken_and_ended(old: Context) -> None:
@@ -296,7 +337,7 @@ def test_a_message_that_says_more_than_this_build_knows_is_worked_on(
     context: Context, client: "redis.Redis", args: Sequence[Any], kwargs: dict[str, Any]
 ) -> None:
     send(context, "b")
-    for queue in routing.all_queues(1):
+    for queue in routing.ALL_QUEUES:
         client.delete(f"{context.settings.redis.key_prefix}:{queue}")
     context.app.send_task(routing.TASK_INGEST, args=args, kwargs=kwargs, queue=routing.QUEUE_INGEST)
     with worker(context, "ingest", "drain", "store"):

@@ -5,7 +5,6 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from opensearchpy import OpenSearch, helpers
 
 from pipeline.controller.trainings import documents_of, query_of
 from pipeline.drain.masking.mask_set import MaskSet
-from pipeline.errors import BadInput, BadPayload, BadSetting, StoreUnavailable, TrainingFailed
+from pipeline.errors import BadInput, BadSetting, TrainingFailed
 from pipeline.opensearch import scan
 from pipeline.opensearch.client import opensearch_client
 from pipeline.records.query import Documents, Query
@@ -23,12 +22,8 @@ from pipeline.records.schema import LEARN_SCHEMA
 from pipeline.settings import Settings
 from pipeline.settings.train_source import TrainSource, query_clause
 from pipeline.sources.documents import Layout, SourceDocument, document_workload, text_of, value_at
-from pipeline.store.choose import open_store
-from pipeline.training import checkpoints as module
 from pipeline.training import documents as reading
-from pipeline.training.checkpoints import Checkpoints, Place
 from pipeline.training.documents import DocumentReader, count_documents
-from pipeline.training.sampling import Sampler
 
 BEGIN = datetime(2026, 11, 20, 10, tzinfo=UTC)
 MASKS = MaskSet.load()
@@ -58,7 +53,7 @@ def answer(sources: list[dict[str, Any]]) -> str:
 def test_fields_are_read_as_the_source_of_documents_reads_them(
     sources: list[dict[str, Any]], paths: list[str]
 ) -> None:
-    page = reading._decoder(paths)(answer(sources))
+    page = scan.loose(answer(sources))
     sources = [json.loads(json.dumps(one)) for one in sources]
     assert reading._texts(page, paths).to_dict(as_series=False) == {
         path: [text_of(value_at(one, path)) for one in sources] for path in paths
@@ -98,14 +93,10 @@ def test_records_and_places_do_not_depend_on_how_many_pages_are_parsed_together(
     monkeypatch.setattr(StoredPages, "sources", sources)
     monkeypatch.setattr(scan, "_Scan", StoredPages)
 
-    def read(
-        together: int, place: Place | None = None, *, most: int = 99
-    ) -> tuple[list[pl.DataFrame], Place]:
+    def read(together: int) -> tuple[list[pl.DataFrame], DocumentReader]:
         asked = query("i*", fields=("time", "log", "level"))
-        one = DocumentReader(None, asked, place, BEGIN, size=20, together=together)  # type: ignore[arg-type]
-        frames = list(islice(one.pages(), most))
-        assert one.place is not None
-        return frames, one.place
+        one = DocumentReader(None, asked, BEGIN, size=20, together=together)  # type: ignore[arg-type]
+        return list(one.pages()), one
 
     apart, end = read(1)
     whole = pl.concat(apart)
@@ -113,12 +104,9 @@ def test_records_and_places_do_not_depend_on_how_many_pages_are_parsed_together(
     assert whole["level"].n_unique() == 4 and 0 < whole["timestamp"].null_count() < whole.height
     assert whole["message"].str.contains("^user [0-9]+ in$").any()
     for together, many in ((20, 6), (50, 5), (90, 3), (1_000, 2)):
-        frames, place = read(together)
-        assert (len(frames), place) == (many, end)
+        frames, one = read(together)
+        assert (len(frames), one.without_message) == (many, end.without_message)
         assert pl.concat(frames).equals(whole)
-        head, half_way = read(together, most=1)
-        rest, place = read(1_000, half_way)
-        assert place == end and pl.concat(head + rest).select("message").equals(whole.select("message"))
     monkeypatch.setattr(reading, "TOGETHER_BYTES", 1)
     assert len(read(1_000)[0]) == 11
 
@@ -131,45 +119,12 @@ def test_workloads_have_the_names_of_the_source_of_documents() -> None:
         {"deployment": "d" * 300},
         {},
     ]
-    page = reading._decoder(paths)(answer(sources))
+    page = scan.loose(answer(sources))
     found = reading._workloads(reading._texts(page, paths), paths, page["_index"]).to_list()
     layout = replace(Layout.of(Settings()), workload=tuple(paths))
     documents = [SourceDocument(index="i", id="1", number=1, seq=1, source=one) for one in sources]
     assert found == [document_workload(one, layout) for one in documents]
     assert found[:2] == ["c/shop/web", "sh_op"] and found[3] == "i"
-
-
-def test_a_sampler_goes_on_where_another_one_stopped() -> None:
-    def page(first: int) -> pl.DataFrame:
-        rows = {
-            "message": [
-                f"user{n % 7} reads page {n} of {'abcdefgh'[n % 8] * 3}" for n in range(first, first + 500)
-            ],
-            "workload": [f"w{n % 3}" for n in range(500)],
-            "timestamp": [BEGIN + timedelta(seconds=first + n) for n in range(500)],
-        }
-        blank = {name: pl.lit(None, dtype=kind) for name, kind in LEARN_SCHEMA.items() if name not in rows}
-        return (
-            pl.DataFrame(rows)
-            .with_columns(**blank)
-            .select([pl.col(name).cast(kind) for name, kind in LEARN_SCHEMA.items()])
-        )
-
-    whole, first, second = (Sampler(MASKS, limit=20) for _ in range(3))
-    for at in range(0, 4_000, 500):
-        whole.add(page(at))
-        whole.state()
-        (first if at < 1_500 else second).add(page(at))
-        if at == 1_000:
-            second.resumed(first.state())
-    one, other = whole.sample(), second.sample()
-    assert one.frame.equals(other.frame)
-    assert replace(one, frame=other.frame) == other and one.lines == 4_000
-    broken = first.state()
-    with pytest.raises(BadPayload):
-        second.resumed(
-            type(broken)(**{f: getattr(broken, f) for f in broken.__struct_fields__} | {"counts": b"x"})
-        )
 
 
 @pytest.fixture(scope="module")
@@ -204,11 +159,9 @@ def query(index: str, **more: Any) -> Query:
     return Query(store="opensearch", documents=Documents(index=index, **given | more))
 
 
-def reader(
-    opensearch: str, asked: Query, place: Place | None = None, size: int = 100, together: int = 1
-) -> DocumentReader:
+def reader(opensearch: str, asked: Query, size: int = 100, together: int = 1) -> DocumentReader:
     client = opensearch_client(Settings(opensearch_url=opensearch))
-    return DocumentReader(client, asked, place, size=size, together=together)
+    return DocumentReader(client, asked, size=size, together=together)
 
 
 def test_documents_are_selected_by_clause_level_workload_and_time(opensearch: str, index: str) -> None:
@@ -235,34 +188,13 @@ def test_documents_are_selected_by_clause_level_workload_and_time(opensearch: st
         count_documents(client, query(index, query='{"nonsense": {"a": 1}}'))
 
 
-@pytest.mark.parametrize(("stop", "together"), [(1, 1), (4, 1), (15, 1), (3, 400), (4, 400)])
-def test_a_reader_that_died_is_followed_by_one_that_reads_each_other_document_once(
-    opensearch: str, index: str, stop: int, together: int
-) -> None:
-    first = reader(opensearch, query(index), together=together)
-    pages = first.pages()
-    read = [next(pages)["message"] for _ in range(stop)]
-    assert first.place is not None
-    blob = module.CHECKPOINTS.pack(
-        module.Checkpoint(
-            question="q", place=first.place, sample=Sampler(MASKS, limit=9).state(), complete=False
-        )
-    )
-    pages.close()  # type: ignore[attr-defined] # a generator
-    second = reader(opensearch, query(index), module.CHECKPOINTS.unpack(blob).place, together=together)
-    read += [page["message"] for page in second.pages()]
-    every = pl.concat(read)
-    assert every.len() == every.n_unique() == 1_500
-    assert second.place is not None and second.place.documents == 1_500
-
-
 def test_an_index_without_the_field_of_messages_says_which_setting_helps(opensearch: str, index: str) -> None:
     wrong = reader(opensearch, query(index, fields=("time", "message", "level")))
     assert sum(page.height for page in wrong.pages()) == 0
-    assert wrong.place is not None and wrong.place.without_message == wrong.place.documents == 1_500
+    assert wrong.without_message == wrong.documents == 1_500
     assert (
-        "has the field 'message'" in wrong.without_message()
-        and "opensearch_fields" in wrong.without_message()
+        "has the field 'message'" in wrong.explain_missing()
+        and "opensearch_fields" in wrong.explain_missing()
     )
 
 
@@ -272,32 +204,6 @@ def test_documents_without_any_message_are_given_up_early(
     monkeypatch.setattr(reading, "MANY", 300)
     with pytest.raises(TrainingFailed, match="opensearch_fields"):
         list(reader(opensearch, query(index, fields=("time", "nothing", "level"))).pages())
-
-
-def test_a_checkpoint_belongs_to_one_question_and_goes_to_the_retry(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, state = open_store(settings.data.store), Sampler(MASKS, limit=9).state()
-    place = Place(after=[7], there=[("i", "1")], documents=8)
-    first = Checkpoints(store, "a", "", "question")
-    assert first.taken_over() is None and not first.due
-    first.write(place, state, complete=False)
-    assert Checkpoints(store, "b", "a", "another question").taken_over() is None
-    second = Checkpoints(store, "b", "a", "question").taken_over()
-    assert second is not None and (second.place, second.complete) == (place, False)
-    third = Checkpoints(store, "c", "b", "question")  # the second died before it wrote one
-    assert third.taken_over() is not None
-    store.put("trainings/old", b"damaged")
-    assert Checkpoints(store, "old", "", "question").taken_over() is None
-    monkeypatch.setattr(module, "FORGOTTEN_S", -1.0)
-    third.remove()
-    assert [one.key for one in store.found("trainings/")] == []
-
-    def refused(*_: Any) -> None:
-        raise StoreUnavailable("full")
-
-    monkeypatch.setattr(store, "put", refused)
-    first.write(place, state, complete=True)  # costs the checkpoint alone
 
 
 def test_the_standing_source_names_documents_levels_and_a_query(tmp_path: Path) -> None:
@@ -333,11 +239,3 @@ def test_the_standing_source_names_documents_levels_and_a_query(tmp_path: Path) 
             query_of(own, BEGIN)
     with pytest.raises(ValueError, match="cannot be read"):
         query_clause(tmp_path / "none.json")
-
-
-def test_a_page_at_the_last_place_is_not_read_again(opensearch: str, index: str) -> None:
-    whole = reader(opensearch, query(index))
-    assert sum(page.height for page in whole.pages()) == 1_500
-    again = reader(opensearch, query(index), whole.place)
-    assert sum(page.height for page in again.pages()) == 0 and again.place == whole.place
-    assert scan.at([3]) == [2]

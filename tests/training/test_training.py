@@ -2,22 +2,16 @@
 nothing."""
 
 import json
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import msgspec
-import polars as pl
 import pytest
 
 from pipeline.controller.trainings import TrainingRequest, query_of, store_of
-from pipeline.records.batch import Purpose
 from pipeline.records.query import Query
-from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.redis.keys import SHARED
 from pipeline.settings import Settings
-from pipeline.sinks.parquet import ParquetSink
-from pipeline.training.training import StoredLines, _no_lines, chosen_workloads, lines_for, none_chosen
+from pipeline.training.training import _no_lines, chosen_workloads, none_chosen
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
 SEEN = ("dev/a", "prod/a", "prod/own/x")
@@ -49,31 +43,6 @@ def test_a_request_that_means_nothing_names_its_patterns_and_the_remedy() -> Non
     assert "matches p0, p1, p2, p3, p4 and 3 more; send logs first" in text
     assert "matches prod; send logs first" in none_chosen(TrainingRequest(), ("prod",))
     assert "own_models" in none_chosen(TrainingRequest(), ())
-
-
-def result(message: str, workload: str) -> pl.DataFrame:
-    row = dict.fromkeys(RESULT_SCHEMA) | {
-        "message": message, "workload": workload, "timestamp": NOW, "lines": 1, "record_id": message, "line": 1,
-    }  # fmt: skip
-    return pl.DataFrame([row], schema=RESULT_SCHEMA)
-
-
-def messages(lines: StoredLines) -> list[str]:
-    return sorted(m for page in lines.pages() for m in page["message"])
-
-
-def test_a_baseline_of_these_workloads_is_learnt_from_instead_of_their_results(tmp_path: Path) -> None:
-    settings = Settings(data_dir=tmp_path)
-    ParquetSink(settings.data.results).write("b1", result("scored", "shop"))
-    ParquetSink(settings.data.baseline).write("b2", result("other", "bank"))
-    query = Query(workloads=("shop",))
-    found = lines_for(query, settings)
-    assert (found.purpose, messages(found), found.total()) == (Purpose.SCORE, ["scored"], 0)
-    ParquetSink(settings.data.baseline).write("b3", result("calm", "shop"))
-    late = replace(query, since=NOW + timedelta(days=1))
-    found = lines_for(late, settings)
-    assert (found.purpose, messages(found)) == (Purpose.BASELINE, ["calm"]), "a baseline is of no time"
-    assert (found.query.since, found.query.workloads) == (None, ("shop",))
 
 
 def test_the_usual_query_follows_the_settings() -> None:

@@ -24,7 +24,7 @@ def folded(lines: list[Line]) -> UnitTable:
     """One line a second of each."""
     rows = [
         (unit, window, 100 * window + at, crc32((text or "").encode()) + template, template,
-         text is not None, 0.001, False, text, occasion if text else None, *[None] * 5)
+         text is not None, 0.001, False, text, occasion if text else None, *[None] * 6)
         for at, (unit, window, template, text, occasion) in enumerate(lines)
     ]  # fmt: skip
     fold = UnitFold()
@@ -108,8 +108,9 @@ def stored(unit: str, text: str, anomalous: bool, p_value: float | None) -> pl.D
     columns = {
         "message": text, "timestamp": datetime(2026, 11, 26, tzinfo=UTC), "timed": True, "template_id": 7,
         "pattern_id": crc32(text.encode()), "anomalous": anomalous, "p_value": p_value, "source": "pushed",
+        "reasons": [],
     }  # fmt: skip
-    line = pl.DataFrame([columns], schema_overrides={"p_value": pl.Float64})
+    line = pl.DataFrame([columns], schema_overrides={"p_value": pl.Float64, "reasons": pl.List(pl.String)})
     return unit_lines(line, pl.Series([unit]), pl.Series([0]), pl.Series([False]))
 
 

@@ -1,4 +1,4 @@
-"""Templates that come every day, and starts of a program."""
+"""Errors that come at a known rate, and starts of a program."""
 
 import pytest
 from hypothesis import given
@@ -9,14 +9,22 @@ from pipeline.watching.incidents.daily import LOOKED_BACK, MOST_TEMPLATES, USUAL
 from pipeline.watching.incidents.starts import MOST, Starts, says_start
 
 DAY_MS = 86_400_000
+HOUR_MS = 3_600_000
 TODAY = 20_600
+
+
+def came(state: DailyTemplates, day: int, n: int = 1, *, hour: float = 12, template: int = 7) -> int:
+    """The template came n times then; the time in milliseconds."""
+    at = day * DAY_MS + int(hour * HOUR_MS)
+    state.note(template, at, at, n)
+    return at
 
 
 @given(st.lists(st.integers(TODAY - 12, TODAY + 3), max_size=30))
 def test_a_template_is_usual_after_enough_of_the_days_before_in_whatever_order(days: list[int]) -> None:
     state = DailyTemplates()
-    for day in days:
-        state.note(7, day * DAY_MS + 5, day * DAY_MS + 9)
+    for day in dict.fromkeys(days):
+        came(state, day)
     state = DailyTemplates.unpack(state.pack())
     newest = max(days, default=TODAY)
     before = {day for day in days if newest - LOOKED_BACK <= day < newest}
@@ -24,18 +32,54 @@ def test_a_template_is_usual_after_enough_of_the_days_before_in_whatever_order(d
     assert not state.is_usual(8, newest * DAY_MS)
 
 
-def test_a_stretch_of_days_counts_each_and_a_repetition_changes_nothing() -> None:
+def test_a_rate_that_the_training_knows_is_usual_from_the_first_day_on() -> None:
     state = DailyTemplates()
-    assert state.note(7, TODAY * DAY_MS, (TODAY + 5) * DAY_MS)
-    assert not state.note(7, (TODAY + 1) * DAY_MS, (TODAY + 5) * DAY_MS)
-    assert state.is_usual(7, (TODAY + 5) * DAY_MS) and state.is_usual(7, (TODAY + 6) * DAY_MS)
+    at = came(state, TODAY, 60)
+    assert state.is_usual(7, at, 70.0) and not state.is_usual(7, at)
+    came(state, TODAY, 60)
+    assert not state.is_usual(7, at, 70.0), "far above it"
+
+
+def test_a_count_far_above_the_days_before_is_not_usual() -> None:
+    state = DailyTemplates()
+    for day in range(TODAY - 6, TODAY):
+        came(state, day, 20)
+    assert state.is_usual(7, came(state, TODAY, 30))
+    assert not state.is_usual(7, came(state, TODAY, 30))
+
+
+def test_a_nightly_template_is_not_usual_at_noon() -> None:
+    state = DailyTemplates()
+    for day in range(TODAY - 6, TODAY):
+        came(state, day, hour=3.2)
+    night, noon = TODAY * DAY_MS + int(3.9 * HOUR_MS), TODAY * DAY_MS + 12 * HOUR_MS
+    assert state.at_its_hour(7, night) and state.at_its_hour(7, night - HOUR_MS)
+    assert not state.at_its_hour(7, noon)
+    for day in range(TODAY - 6, TODAY):
+        for hour in range(7):
+            came(state, day, hour=3 * hour, template=8)
+    assert state.at_its_hour(8, noon + 10 * HOUR_MS), "it comes at any hour"
+    assert state.at_its_hour(9, noon), "never seen"
+
+
+def test_a_rare_template_that_comes_by_chance_has_no_hours_of_its_own() -> None:
+    state = DailyTemplates()
+    for day, hour in zip(range(TODAY - 3, TODAY), (9, 14, 15), strict=True):
+        came(state, day, hour=hour)
+    assert state.at_its_hour(7, TODAY * DAY_MS + 22 * HOUR_MS)
+
+
+def test_a_stretch_of_days_counts_each() -> None:
+    state = DailyTemplates()
+    state.note(7, TODAY * DAY_MS, (TODAY + 5) * DAY_MS, 6)
+    assert state.is_usual(7, (TODAY + 5) * DAY_MS)
     assert not state.is_usual(7, (TODAY + 9) * DAY_MS) and not state.is_usual(7, -DAY_MS)
 
 
 def test_templates_are_bounded_and_a_damaged_state_is_refused() -> None:
     state = DailyTemplates()
     for template in range(MOST_TEMPLATES + 5):
-        state.note(template, (TODAY + template) * DAY_MS, (TODAY + template) * DAY_MS)
+        came(state, TODAY + template, template=template)
     assert len(state.seen) == MOST_TEMPLATES and 4 not in state.seen
     with pytest.raises(BadPayload):
         DailyTemplates.unpack(b"\xc1")

@@ -96,7 +96,7 @@ def test_neither_order_nor_portions_change_the_grouping(
     for begin in range(0, len(shuffled), step):
         made.add(shuffled[begin : begin + step])
     assert grouping(made) == expected
-    assert sorted(e.count for e in many) == [] or sum(i.count for i in made.all()) == sum(
+    assert sorted(e.count for e in many) == [] or sum(i.count for i in made.every()) == sum(
         e.count for e in many
     )
 
@@ -179,7 +179,7 @@ def test_onsets_of_an_incident_span_three_minutes_at_most_and_every_count_is_kep
     made = state(many)
     assert all(
         max(c.first for c in i.causes) - i.first <= onsets.SPAN + onsets.BURST_SPAN + onsets.GAP
-        for i in made.all()
+        for i in made.every()
     )
 
     def leads(cause: Cause) -> bool:  # not if it became severe later
@@ -187,12 +187,21 @@ def test_onsets_of_an_incident_span_three_minutes_at_most_and_every_count_is_kep
         events = [e for e in many if (e.workload, e.cause) == cause.key and cause.first <= e.first <= end]
         return any(e.severity > 1 for e in events)
 
-    for incident in made.all():
+    for incident in made.every():
         leading = [c.first for c in incident.causes if leads(c)] or [incident.first]
         assert max(leading) - min(leading) <= onsets.SPAN
     made.close(at(now))
-    assert sum(i.count for i in made.all()) == sum(e.count for e in many)
-    assert len({i.id for i in made.all()}) == len(made.all())
+    assert sum(i.count for i in made.every()) == sum(e.count for e in many)
+    assert len({i.id for i in made.every()}) == len(made.every())
+
+
+def test_calm_new_lines_alone_are_no_incident_and_join_one_that_is_near() -> None:
+    made = state([event(1, 4_000, severity=1)])
+    assert made.all() == [] and len(made.every()) == 1
+    made.add([event(2, 4_010)])
+    assert parts(made) == [{"1", "2"}]
+    made.add([event(3, 90_000, severity=1, kind="rate-silence")])
+    assert len(made.all()) == 2
 
 
 def test_one_fault_that_shows_in_three_services_is_one_incident() -> None:
@@ -375,8 +384,8 @@ def test_numbers_and_texts_that_no_event_should_have_are_held_in_bounds() -> Non
         0,
     )
     made.close(at(3_600))
-    found = Incidents.unpack(made.pack()).all()
-    assert found == made.all()
+    found = Incidents.unpack(made.pack()).every()
+    assert found == made.every()
     assert {c.severity for i in found for c in i.causes} == {1, 3}
     assert all(0 <= c.score <= 1 and c.count >= 1 for i in found for c in i.causes)
 

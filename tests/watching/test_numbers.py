@@ -248,7 +248,7 @@ def test_variables_names_and_bytes_are_bounded(monkeypatch: pytest.MonkeyPatch) 
         names = [(4 * (START + 60 * minute), t, f"k{k}", "count") for t in range(40) for k in range(20)]
         state.step([(key, counts) for key in names], judged=True)
     assert len(state.variables) == MAX_VARIABLES and state.without > 0
-    assert all(sum(t == at for t, _ in state.variables) <= MAX_NAMES for at in range(40))
+    assert all(sum(t == at for t, _, _ in state.variables) <= MAX_NAMES for at in range(40))
     assert len(state.pack()) <= MAX_PACKED
     monkeypatch.setattr(module, "MAX_PACKED", len(state.pack()) // 2)
     assert len(state.pack()) <= module.MAX_PACKED and 0 < len(state.variables) < MAX_VARIABLES

@@ -62,6 +62,15 @@ def test_an_anomaly_has_the_time_of_its_timed_records_alone() -> None:
     ]
 
 
+def test_news_is_no_anomaly_unless_a_person_marked_it() -> None:
+    blank = dict.fromkeys(RESULT_SCHEMA) | {"lines": 1, "anomalous": True, "score": 0.5, "timestamp": START}
+    said = "never-said:900 saved"
+    reasons = ([said], ["new-template"], ["marked:anomalous by ann", said], None)
+    rows = [blank | {"template_id": number, "reasons": why} for number, why in enumerate(reasons, start=1)]
+    seen = observe(BATCH, pl.DataFrame(rows, schema=RESULT_SCHEMA), None)  # type: ignore[arg-type]
+    assert seen is not None and sorted(seen.anomalies["template_id"]) == [2, 3, 4]
+
+
 def test_workloads_that_are_observed_together_have_what_each_has_alone() -> None:
     blank = dict.fromkeys(RESULT_SCHEMA) | {"lines": 1, "timed": True, "reasons": [], "model_version": "v1"}
     several = []

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import polars as pl
 import pytest
@@ -38,19 +39,23 @@ def test_a_duration_is_read_with_its_unit(text: str, ms: float | None) -> None:
     assert found["request"].is_null().to_list() == [ms is None, True]
 
 
-def spans(*rows: tuple[str, int, float]) -> pl.DataFrame:
-    """Of one trace: unit, end in milliseconds, length; the template is 1."""
+def spans(*rows: tuple[Any, ...]) -> pl.DataFrame:
+    """Of one trace: unit, end in milliseconds, length, and what an upstream took; the template is 1."""
     return pl.DataFrame(
-        [(unit, 0, 1, 7, end, ms) for unit, end, ms in rows],
+        [
+            (unit, 0, 1, 7, end, ms, *upstream, *[None] * (1 - len(upstream)))
+            for unit, end, ms, *upstream in rows
+        ],
         schema={
-            name: UNIT_LINES[name] for name in ("unit", "window", "template_id", "request", "end_ms", "ms")
+            name: UNIT_LINES[name]
+            for name in ("unit", "window", "template_id", "request", "end_ms", "ms", "upstream_ms")
         },
         orient="row",
     )
 
 
-def own(*rows: tuple[str, int, float]) -> dict[str, float]:
-    found, _ = own_times(spans(*rows))
+def own(*rows: tuple[Any, ...]) -> dict[str, float]:
+    found = own_times(spans(*rows))
     return {unit: BASE**level - 1 for unit, level in found.select("unit", "level").iter_rows()}
 
 
@@ -98,6 +103,18 @@ def folded(pages: list[pl.DataFrame]) -> UnitTable:
     return fold.table()
 
 
+def test_the_time_of_an_upstream_is_not_of_the_proxy() -> None:
+    assert own(("proxy", 1_020, 1_020, 1_000.0))["proxy"] == pytest.approx(20, rel=0.15)
+    line = f"GET / 200 request_time=0.512 upstream_response_time=0.480 {TRACE}"
+    found = spans_of(
+        pl.DataFrame(
+            {"message": [line, line.replace("request_time=0.512 ", "")], "timestamp": [BEGIN, BEGIN]}
+        )
+    )
+    assert found["ms"].to_list() == [pytest.approx(512), None]  # the proxy's own time is not known without
+    assert found["upstream_ms"].to_list() == [pytest.approx(480), None]
+
+
 def test_the_service_that_became_slow_comes_before_its_caller() -> None:
     normal = folded([page for window in range(-6, 0) for page in requests(0, window=window)])
     slow = folded(requests(800, window=0))
@@ -120,34 +137,6 @@ def test_slowness_is_measured_by_the_time_that_a_service_usually_needs() -> None
 
     quick, busy = nats(10), nats(400)
     assert quick > busy > 0
-
-
-def shops(lost_ms: Mapping[str, float], *, window: int) -> list[pl.DataFrame]:
-    """`web` asks `orders` or `search`, which need 10 ms each, and waits `lost_ms` more for the answer."""
-    asked = {n: "orders" if n % 2 else "search" for n in range(20)}
-    pages = [
-        answered("web", {n: 15.0 + n % 3 + lost_ms.get(to, 0.0) for n, to in asked.items()}, window=window)
-    ]
-    for unit in ("orders", "search"):
-        pages.append(answered(unit, {n: 10.0 for n, to in asked.items() if to == unit}, window=window))
-    return pages
-
-
-@pytest.mark.parametrize(
-    ("lost_ms", "first", "reason"),
-    [
-        ({"orders": 900.0}, "orders", "requests of `web` take longer where they call it"),
-        ({"orders": 900.0, "search": 900.0}, "web", "it needed longer for its requests itself"),
-    ],
-)
-def test_time_of_a_caller_belongs_to_the_unit_where_it_is_lost_with_that_unit_alone(
-    lost_ms: dict[str, float], first: str, reason: str
-) -> None:
-    normal = folded([page for window in range(-6, 0) for page in shops({}, window=window)])
-    ranking = rank_units(folded(shops(lost_ms, window=0)), normal, {})
-    assert ranking.units[0].unit == first
-    assert ranking.units[0].reasons[0].evidence is UnitEvidence.TIME
-    assert ranking.units[0].reasons[0].text.startswith(reason)
 
 
 def test_whole_traces_are_drawn_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,7 +187,7 @@ def test_traffic_that_trebles_is_one_alarm_of_the_workload(learnt: bytes) -> Non
 
 def test_a_new_template_is_no_burst(learnt: bytes) -> None:
     counts = np.column_stack([traffic(90, seed=6), np.zeros(90, dtype=np.int64)])
-    counts[30:, 7] = 50
+    counts[30:, 7] = 9
     told = play(Rates.unpack(learnt), counts, START + 1440)
     assert not [a for a in told if a.template_id is not None]
 

@@ -10,13 +10,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from log_sets import DATA, needs_log_sets
 
 from pipeline.errors import BadBundle
-from pipeline.watching.sessions.model import LEVEL, NORMAL, SessionModel, SessionVerdict, dump, load
+from pipeline.watching.sessions.model import (
+    LEVEL,
+    MAX_VECTORS,
+    NORMAL,
+    SessionModel,
+    SessionVerdict,
+    dump,
+    load,
+)
 from pipeline.watching.sessions.prefixes import SessionWithGaps, most_frequent, thin_out
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA = ROOT.parent / "shared" / "data"
 Session = tuple[int, ...]
 
 # Requests: begun, one or two reads, one write or none, done.
@@ -73,12 +81,6 @@ def test_an_event_that_is_missing_is_named_with_both_numbers() -> None:
     assert verdict.reasons[0] == "session-counts:9 0/1"
 
 
-def test_a_session_much_longer_than_any_says_so() -> None:
-    verdict = judged((1, *(2, 3) * 60, 9))
-    assert verdict.anomalous
-    assert "session-length:122/4-8" in verdict.reasons
-
-
 def test_known_numbers_in_an_unknown_order_are_named() -> None:
     verdict = judged((9, 5, 4, 3, 2, 1))
     assert verdict.anomalous
@@ -88,9 +90,11 @@ def test_known_numbers_in_an_unknown_order_are_named() -> None:
 
 
 def test_numbers_that_vary_in_training_are_forgiven_and_those_that_never_do_are_not() -> None:
-    normals = [(1, *(2,) * n, 9) for n in range(3, 400) if n % 7]
-    model = SessionModel.fit(normals)
-    varied, fixed = model.judge([(1, *(2,) * 210, 9), (1, *(2,) * 5, 9, 9, 9)])
+    draw = random.Random(2)
+    numbers = [3 + int(draw.lognormvariate(4.0, 0.8)) for _ in range(3_000)]
+    unseen = next(n for n in range(100, 400) if n not in numbers)
+    model = SessionModel.fit([(1, *(2,) * n, 9) for n in numbers])
+    varied, fixed = model.judge([(1, *(2,) * unseen, 9), (1, *(2,) * 5, 9, 9, 9)])
     assert not varied.anomalous
     assert fixed.anomalous
     assert fixed.cause == "session-counts:9"
@@ -131,7 +135,7 @@ def test_normal_sessions_never_seen_are_rarely_anomalous() -> None:
 
 
 def test_where_no_kind_of_session_is_rare_every_new_one_is_anomalous() -> None:
-    model = SessionModel.fit([(1, *(2,) * n, 9) for n in range(3, 40)] * 30)
+    model = SessionModel.fit([(1, *(2,) * n, 9) for n in range(3, 40)] * 100)
     assert model.judge([(1, *(2,) * 41, 9)])[0].anomalous
 
 
@@ -150,7 +154,7 @@ def test_a_fault_among_sessions_that_nobody_calls_normal_is_not_learnt() -> None
 def test_of_unlabelled_sessions_one_with_an_event_that_no_common_one_has_is_not_learnt_however_near() -> None:
     near = (1, *(2, 3) * 7, 50, 9)
     rare = (1, *(2, 3) * 7, 3, 9)
-    model = SessionModel.fit([*UNNAMED, *[near] * 60, *[rare] * 2], trusted=False)
+    model = SessionModel.fit([*UNNAMED * 4, *[near] * 240, *[rare] * 8], trusted=False)
     assert [verdict.anomalous for verdict in model.judge([near, rare])] == [True, False]
     assert model.judge([near])[0].cause == "session-event:50"
 
@@ -177,7 +181,7 @@ def test_flows_with_nothing_in_common_do_not_make_everything_normal() -> None:
 def test_unlabelled_flows_with_nothing_in_common_are_learnt_but_for_what_has_other_events() -> None:
     flows = [tuple(range(10 * n, 10 * n + 6)) for n in range(1, 8)]
     longer = (*flows[0], flows[0][-1])
-    model = SessionModel.fit([*flows * 100, *[longer] * 5, *[(*flows[0], 99)] * 5], trusted=False)
+    model = SessionModel.fit([*flows * 400, *[longer] * 20, *[(*flows[0], 99)] * 20], trusted=False)
     assert [verdict.anomalous for verdict in model.judge([longer, (*flows[0], 99)])] == [False, True]
 
 
@@ -216,7 +220,7 @@ def test_segments_without_gaps_are_whole_sessions_and_a_newer_version_is_refused
 
 def test_a_key_that_is_used_again_after_silences_names_a_new_session_each_time() -> None:
     draw = random.Random(4)
-    again = [tuple(draw.choices([READ, TWICE, WRITE], k=draw.randint(1, 9))) for _ in range(200)]
+    again = [tuple(draw.choices([READ, TWICE, WRITE], k=draw.randint(1, 9))) for _ in range(800)]
     model = SessionModel.fit_segments(again)
     assert not model.stateful
     assert model.judge([READ, TWICE, WRITE]) == [NORMAL] * 3
@@ -264,7 +268,7 @@ def test_however_often_normal_sessions_fall_silent_few_of_them_are_anomalous() -
 
 
 def test_one_kind_of_session_is_enough_to_learn_from() -> None:
-    model = SessionModel.fit([READ] * 100)
+    model = SessionModel.fit([READ] * 3_000)
     assert model.judge([READ])[0] == NORMAL
     assert model.judge([(1, 2, 9)])[0].anomalous
 
@@ -292,7 +296,7 @@ def test_an_empty_session_is_normal_and_no_session_at_all_is_refused() -> None:
 def test_a_very_long_session_is_looked_at_up_to_its_limit() -> None:
     verdict = judged((1,) * 100_000)
     assert verdict.anomalous
-    assert "session-length:2000/4-8" in verdict.reasons
+    assert verdict.reasons[0] == "session-counts:1 2000/1"
 
 
 def test_sessions_that_fall_silent_very_often_are_learnt_as_far_as_there_is_room(
@@ -450,8 +454,8 @@ def test_bytes_of_something_else_are_refused(blob: bytes) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("rows", 10**9), ("rows", -1), ("rows", True), ("lengths", [0, 4]), ("lengths", [5, 4]), ("level", 0.0), ("level", float("nan")),
-        ("count_tail", [b"", b"x" * 8, 1, 1.0]), ("length_tail", [0.5, float("inf")]), ("order_tail", [2.0, 1.0]),
+        ("rows", 10**9), ("rows", -1), ("rows", True), ("level", 0.0), ("level", float("nan")),
+        ("count_tail", [b"", b"x" * 8]), ("count_tail", [b"", b""]), ("order_tail", [2.0, 1.0]),
         ("ends", [-4]), ("sessions", "many"), ("weights", None),
     ],
 )  # fmt: skip
@@ -472,7 +476,7 @@ def test_arrays_that_do_not_fit_are_refused(name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not (DATA / "hdfs").is_dir(), reason="the labelled HDFS sessions are not on this machine")
+@needs_log_sets
 def test_on_hdfs_the_rules_hold_what_was_measured() -> None:
     from bench._sequences import f1_of
     from bench._sequences_data import hdfs
@@ -484,3 +488,18 @@ def test_on_hdfs_the_rules_hold_what_was_measured() -> None:
     times = np.array([row.times for row in test], dtype=np.float64)
     assert f1_of(flags, wrong, times)["f1"] >= 0.985
     assert f1_of(flags, wrong)["f1"] >= 0.965
+
+
+def test_with_more_kinds_of_sessions_than_are_kept_ordinary_ones_stay_normal() -> None:
+    """Every session is made in one way, and their count vectors are three times the number that is kept."""
+    rng = random.Random(1)
+
+    def visit() -> tuple[int, ...]:
+        pages = min(40, 1 + int(rng.expovariate(1 / 5)))
+        return (1, *rng.choices(range(10, 22), weights=[1 / (k + 1) for k in range(12)], k=pages), 2)
+
+    learnt = [visit() for _ in range(8_000)]
+    assert len({tuple(sorted(Counter(session).items())) for session in learnt}) > 3 * MAX_VECTORS
+    model = SessionModel.fit(learnt)
+    for sessions in (learnt, [visit() for _ in range(8_000)]):
+        assert sum(verdict.anomalous for verdict in model.judge(sessions)) <= 5 * LEVEL * len(sessions)

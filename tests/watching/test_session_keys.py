@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import BadSetting
 from pipeline.sources.protocols.contract import Hints
-from pipeline.sources.protocols.otlp import decode_json
+from pipeline.sources.protocols.otlp_json import decode_json
 from pipeline.watching.sessions import keys, shapes_of_ids
 from pipeline.watching.sessions.keys import (
     MAX_BLOCKS,
@@ -108,7 +108,7 @@ def test_patterns_of_the_user_come_before_all() -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "says"),
-    [("a(b", "not a Rust"), ("ab", "0 groups"), ("(a)(b)", "2 groups"), ("", "empty"), (r"(?=a)(b)", "not a Rust"), ("(a{1,3})", "comma")],
+    [("a(b", "not a Rust"), ("ab", "0 groups"), ("(a)(b)", "2 groups"), ("", "empty"), (r"(?=a)(b)", "not a Rust")],
 )  # fmt: skip
 def test_a_bad_pattern_is_refused_with_what_is_wrong(pattern: str, says: str) -> None:
     with pytest.raises(BadSetting, match=says):

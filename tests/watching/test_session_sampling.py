@@ -18,7 +18,7 @@ from pipeline.records.query import Query
 from pipeline.records.schema import LEARN_SCHEMA, RESULT_SCHEMA
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
-from pipeline.training.training import StoredLines, Training
+from pipeline.training.training import Training
 from pipeline.watching.incidents.origins import Upstream
 from pipeline.watching.sessions import parent_spans
 from pipeline.watching.sessions.joint import joint_event
@@ -41,8 +41,8 @@ def page(rows: list[dict[str, Any]]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=LEARN_SCHEMA)
 
 
-def sampler(*, timeout_s: float = 60, spotless: bool = True, limit: int = 1_000_000) -> SessionSampler:
-    return SessionSampler(timeout_s=timeout_s, spotless=spotless, limit=limit)
+def sampler(*, timeout_s: float = 60, limit: int = 1_000_000) -> SessionSampler:
+    return SessionSampler(timeout_s=timeout_s, limit=limit)
 
 
 def flow(
@@ -107,18 +107,20 @@ def test_sessions_that_may_go_on_are_left_out_unless_that_is_most_of_them() -> N
 
 def test_sessions_with_an_anomalous_line_are_left_out_of_results_and_kept_in_a_baseline() -> None:
     rows = many() + flow(500, 20, (1, 66, 3), anomalous=True)
-    for spotless, wanted in ((True, False), (False, True)):
-        taken = sampler(spotless=spotless)
-        taken.add(page(rows))
-        found = taken.sessions()["shop\0block"]
-        assert ((1, 66, 3) in wholes(found)) is wanted
-        assert found.bad == (1 if spotless else 0)
+    taken = sampler()
+    taken.add(page(rows))
+    taken.add(page([row | {"workload": "bank"} for row in rows]), baseline=True)
+    results, baseline = (taken.sessions()[f"{workload}\0block"] for workload in ("shop", "bank"))
+    assert (1, 66, 3) not in wholes(results) and results.bad == 1
+    assert (1, 66, 3) in wholes(baseline) and baseline.bad == 0
 
 
 def test_workloads_are_learnt_apart() -> None:
     taken = sampler()
-    taken.add(page(many()))
-    taken.add(page([row | {"workload": "bank", "template_id": row["template_id"] + 10} for row in many()]))
+    taken.add(page(many(3_000)))
+    taken.add(
+        page([row | {"workload": "bank", "template_id": row["template_id"] + 10} for row in many(3_000)])
+    )
     learnt = taken.learn()
     assert sorted(learnt) == ["bank\0block", "shop\0block"]
     assert learnt["bank\0block"].judge([(11, 12, 13)])[0] == NORMAL
@@ -173,11 +175,11 @@ def test_a_training_learns_the_sessions_of_what_it_reads(
             "message": "step",
             "raw": f"{row['message'].replace('blk_', 'order=')}",
         }
-        for n, row in enumerate(many(200) + flow(500, 20, (1, 66, 3), anomalous=True))
+        for n, row in enumerate(many(3_000) + flow(5_000, 20, (1, 66, 3), anomalous=True))
     ]
     sink.write("b1", pl.DataFrame(rows, schema=RESULT_SCHEMA))
     work = Training(
-        request=TrainingRequest(), lines=StoredLines(query=Query(), purpose=purpose, settings=settings), stream=None,
+        request=TrainingRequest(), query=Query(),
         masks=MaskSet.load(), templates=(), registry=None, settings=settings, marks=(),  # type: ignore[arg-type]
         held=SimpleNamespace(lost=threading.Event()), clock=lambda: BEGAN, status=Status(request_id="r", model="shared"),  # type: ignore[arg-type]
     )  # fmt: skip
@@ -199,7 +201,7 @@ def traces(n: int = 100) -> list[dict[str, Any]]:
 
 def test_traces_are_learnt_in_each_workload_and_as_wholes_and_what_repeats_them_is_not() -> None:
     taken = sampler()
-    taken.add(page(traces()))
+    taken.add(page(traces(3_000)))
     learnt = taken.learn()
     assert sorted(learnt) == ["*\0trace", "bank\0trace", "shop\0trace"]
     joint = learnt["*\0trace"]

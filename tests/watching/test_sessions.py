@@ -308,19 +308,6 @@ def test_what_is_no_open_session_is_refused(blob: bytes) -> None:
         OpenSession.unpack("w", "k", blob)
 
 
-def test_an_open_session_of_an_earlier_build_is_read() -> None:
-    of_one = ["a.log", "fresh", 9, False, 2, [5, 1, -2], [7, 1, 1], [3, 4, 5]]
-    session = OpenSession.unpack("w", "k", msgpack.packb([1, of_one]))
-    assert (session.at_ms, session.lines, session.templates) == ([5, 6, 4], [7, 8, 9], [3, 4, 5])
-    assert (session.source, session.accepted_ms, session.dropped) == ("a.log", 9, 2)
-    of_two = [*of_one, [["web", "a.log"], ["pay", "b.log"]], [0, 1, 1]]
-    trace = GrowingSession.unpack(JOINT, "trace\0t", msgpack.packb([1, of_two]))
-    assert trace.wire.last_joint == (6, joint_event("pay", 4)) and trace.wire.last == (6, 8, 4)
-    assert OpenSession.of(trace).origin_of == [0, 1, 1]
-    with pytest.raises(BadPayload, match="no workload"):
-        GrowingSession.unpack(JOINT, "trace\0t", msgpack.packb([1, [*of_one, [["web", "a.log"]], [0, 1, 1]]]))
-
-
 def test_a_trace_has_a_part_in_each_workload_and_events_of_one_moment_stand_in_one_order() -> None:
     trace = OpenSession(
         workload=JOINT, kind="trace", key="t", at_ms=[5, 5, 5, 4], lines=[9, 1, 5, 7], templates=[1, 2, 3, 4],

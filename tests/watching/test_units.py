@@ -1,4 +1,4 @@
-"""Units ranked: the sick one first, with its reasons; few normal units call none sick."""
+"""Units ranked: the unusual one first, with its reasons; of normal ones none is unusual."""
 
 import numpy as np
 import polars as pl
@@ -35,7 +35,7 @@ def table(units: dict[str, list[tuple[int, int]]], *, flagged: int = 3, pages: i
             template == flagged,
             0.001,
             template < 0,
-            *[None] * 7,
+            *[None] * 8,
         )
         for name, lines in units.items()
         for at, template in lines
@@ -76,48 +76,58 @@ def test_a_value_left_out_is_judged_as_by_the_others(values: list[float]) -> Non
         assert conformal_nats_left_out(found, 1.0)[at] == pytest.approx(conformal_nats(one, others, 1.0)[0])
 
 
-def test_the_sick_unit_comes_first_with_three_reasons() -> None:
+def test_the_unusual_unit_comes_first_with_three_reasons() -> None:
     found = rank_units(table(healthy(5) | SICK), table(healthy(120)), TEXTS)
     first, *others = found.units
-    assert (first.unit, first.sick, first.lines, first.flagged) == ("bad", True, 50, 40)
-    assert not any(unit.sick for unit in others) and found.sick == 1
+    assert (first.unit, first.unusual, first.lines, first.flagged) == ("bad", True, 50, 40)
+    assert not any(unit.unusual for unit in others) and found.unusual == 1
     assert len(first.reasons) == 3
     by_kind = {reason.evidence: reason.text for reason in first.reasons}
     assert by_kind[UnitEvidence.COUNTS] == "40 times, where normal units have it 0 times: `no answer`"
     assert by_kind[UnitEvidence.FLAGGED] == "1 anomalous pattern (p 0.001): `no answer`"
 
 
-def test_few_normal_units_rank_but_call_none_sick() -> None:
-    found = rank_units(table(healthy(3) | SICK), table(healthy(6)), TEXTS)
-    assert found.units[0].unit == "bad" and found.units[0].sick is None
-    assert found.threshold is None and found.least_level == pytest.approx(1 / 7)
-    assert found.units[0].p_value == pytest.approx(1 / 7)
+def test_fewer_than_five_normal_units_rank_but_say_of_none_that_it_is_unusual() -> None:
+    few = rank_units(table(healthy(3) | SICK), table(healthy(4)), TEXTS)
+    assert few.units[0].unit == "bad" and few.units[0].unusual is None and few.unusual is None
+    enough = rank_units(table(healthy(3) | SICK), table(healthy(6)), TEXTS)
+    assert enough.units[0].unusual and enough.unusual == 1 and enough.units[0].p_value < 0.01
 
 
 def test_without_normal_units_they_are_compared_with_each_other() -> None:
     found = rank_units(table(healthy(12) | SICK), None, TEXTS)
-    assert found.among and found.units[0].unit == "bad" and found.units[0].sick is None
+    assert found.among and found.units[0].unit == "bad" and found.units[0].unusual is None
     assert rank_units(table({}), None, TEXTS).units == ()
 
 
-def test_no_more_normal_units_than_asked_are_called_sick() -> None:
+def drawn(count: int, chance: np.random.Generator) -> UnitTable:
+    """Units alike."""
+    units = {
+        f"u{n}": [(int(at), int(chance.integers(1, 30))) for at in chance.integers(0, 600, 20)]
+        for n in range(count)
+    }
+    return table(units, flagged=0)
+
+
+def test_a_p_value_is_the_share_of_normal_units_with_a_smaller_one() -> None:
     chance = np.random.default_rng(5)
-
-    def drawn(count: int) -> dict[str, list[tuple[int, int]]]:
-        return {
-            f"u{n}": [(int(at), int(chance.integers(1, 30))) for at in chance.integers(0, 600, 20)]
-            for n in range(count)
-        }
-
-    found = rank_units(table(drawn(400), flagged=0), table(drawn(200), flagged=0), {}, limit=1)
-    assert found.sick <= 10, "2.5 % of 400 where 1 % was asked"
+    found = rank_units(drawn(2_000, chance), drawn(200, chance), {})
+    p_values = np.array([unit.p_value for unit in found.units])
+    for asked in (0.01, 0.05):
+        assert (p_values <= asked).mean() <= 2 * asked
 
 
-def test_equal_units_are_called_sick_at_no_level() -> None:
+def test_none_is_unusual_where_all_are_normal() -> None:
+    chance = np.random.default_rng(6)
+    found = [rank_units(drawn(12, chance), drawn(60, chance), {}, limit=1) for _ in range(60)]
+    assert sum(one.unusual > 0 for one in found) <= 6, "5 % was asked"
+
+
+def test_equal_units_are_unusual_at_no_level() -> None:
     alike = {f"u{n}": [(0, 1), (1, 2)] + [(9, 3)] * (n % 9 == 0) for n in range(200)}
     calm = {f"v{n}": [(0, 1), (1, 2)] for n in range(50)}
     for level in (0.01, 0.05):
-        assert rank_units(table(calm), table(alike), TEXTS, level=level).sick == 0
+        assert rank_units(table(calm), table(alike), TEXTS, level=level).unusual == 0
 
 
 def test_many_units_are_compared_with_fewer_normal_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +137,7 @@ def test_many_units_are_compared_with_fewer_normal_ones(monkeypatch: pytest.Monk
     monkeypatch.setattr(evidence, "WORK", 1)
     few = rank_units(judged, normal, TEXTS)
     assert few.normal == whole.normal == 130 and few.units[0].unit == whole.units[0].unit == "bad"
-    assert few.units[0].sick
+    assert few.units[0].unusual
 
 
 def test_findings_in_sessions_are_evidence_and_no_lines() -> None:
@@ -142,7 +152,7 @@ def test_pages_and_their_folds_change_nothing(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(folding, "_FOLDED", 10)
     parts = table(healthy(20) | SICK, pages=23)
     assert whole.units.equals(parts.units) and whole.patterns.equals(parts.patterns)
-    assert whole.units.filter(unit="bad")["active_s"][0] == 139
+    assert whole.units.filter(unit="bad")["last"][0] == 139
     monkeypatch.setattr(folding, "MAX_PAIRS", 30)
     with pytest.raises(BadInput, match="more than 30"):
         table(healthy(20), pages=3)

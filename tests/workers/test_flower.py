@@ -308,7 +308,7 @@ def test_a_failed_step_is_a_failed_task_with_its_reason_and_its_message_is_ackno
     send(context, "secret line")  # its message waits until the worker comes
     client.set(context.ledger.keys.payload("b-1"), b"damaged")
     with worker(context.settings, "ingest") as watcher:
-        assert wait_until(lambda: bool(watcher.of("task-failed")), timeout_s=20)
+        assert wait_until(lambda: bool(watcher.of("task-failed")), timeout_s=60)
         assert wait_until(lambda: settled(context, client, "ingest"), timeout_s=10)
     (received,), (failed,) = watcher.of("task-received"), watcher.of("task-failed")
     assert received["args"] == "shop, 1 line, b-1"
@@ -326,11 +326,20 @@ def test_a_step_that_waits_says_why_through_the_pool_of_a_scoring_worker(
     claim = context.ledger.claim("b-1", Stage.INGEST, "the test")
     assert isinstance(claim, Claim)
     (records,) = frontend.prepared_batches(context, [claim], [None]).records
-    context.ledger.advance(claim, Stage.INFER, detect.distinct(records, "20260101T000000-gone"))
+    # The live version of a store that lost its files: no other one can answer, so the batch waits.
+    gone = {
+        "version": "20260101T000000-gone",
+        "generation": 1,
+        "token": 1,
+        "published": "2026-01-01T00:00:00Z",
+    }
+    client.hset(context.ledger.keys.model(), mapping=gone)
+    client.sadd(context.ledger.keys.model_names, "shared")
+    context.ledger.advance(claim, Stage.INFER, detect.distinct(records, gone["version"]))
     with worker(context.settings, "infer-cpu") as watcher:
         assert wait_until(lambda: bool(watcher.of("worker-online")), timeout_s=20)
         context.submit.wake(Stage.INFER, "b-1", workload="shop", lines=1)
-        assert wait_until(lambda: bool(watcher.of("task-failed")), timeout_s=20)
+        assert wait_until(lambda: bool(watcher.of("task-failed")), timeout_s=60)
         assert wait_until(lambda: settled(context, client, "infer.cpu"), timeout_s=10)
     (event,) = watcher.of("task-failed")
     assert "20260101T000000-gone" in event["exception"]

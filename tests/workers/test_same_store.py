@@ -11,11 +11,12 @@ import pytest
 import redis
 from s3_server import S3Server
 
-from pipeline.errors import BadInput
+from pipeline.errors import BadInput, SinkUnavailable
 from pipeline.models.registry import machine_of
 from pipeline.observe.presence import Presence
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
+from pipeline.sinks.choose import parquet_of
 from pipeline.store.choose import open_store
 from pipeline.store.identity import identity
 from pipeline.workers.same_store import adopt, entered, join
@@ -49,6 +50,21 @@ def test_a_store_that_was_moved_with_its_objects_is_the_same(
     join(client, settings)
     settings.data.dir.rename(settings.data.dir.parent / "moved")
     join(client, settings.replace(data_dir=settings.data.dir.parent / "moved"))
+
+
+def test_adopting_gives_lost_results_a_new_beginning_and_leaves_others_alone(
+    client: "redis.Redis", settings: Settings
+) -> None:
+    join(client, settings)
+    sink = parquet_of(settings)
+    with pytest.raises(SinkUnavailable, match="`logweir store adopt` goes on without them"):
+        sink.expect()
+    adopt(client, settings)
+    sink.expect()
+    assert sink.parts() == []
+    sink.change(lambda now: now.edited())
+    adopt(client, settings)
+    assert sink.manifest().edits == 1
 
 
 def test_after_a_loss_an_operator_takes_another_store(client: "redis.Redis", settings: Settings) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from pipeline.commands.recognition import choice_of
 from pipeline.errors import BadInput
-from pipeline.producer import check_name
+from pipeline.producer import check_workload
 from pipeline.records.batch import utc_now
 from pipeline.settings import Settings
 from pipeline.sources.backfill.archive import Archive, ArchiveObject
@@ -20,8 +20,8 @@ from pipeline.sources.backfill.borders import may_cut
 from pipeline.sources.backfill.pieces import PIECE_BYTES, BackfillPlan, Piece, cut, plan_name
 from pipeline.sources.backfill.plans import Plans
 from pipeline.sources.backfill.window import Window
-from pipeline.sources.bytestreams import LOOK_BYTES
 from pipeline.sources.folders import Filter, Skipped
+from pipeline.sources.packed.bytestreams import LOOK_BYTES
 from pipeline.units import plural, time_of
 
 MOST_NAMED: Final = 3
@@ -86,7 +86,7 @@ def _plan_of(args: argparse.Namespace, archive: Archive, settings: Settings) -> 
     until = time_of(args.until, now, flag="--until") if args.until else None
     if since is not None and until is not None and since >= until:
         raise BadInput(f"--since {args.since!r} is not before --until {args.until!r}; exchange them")
-    workload = check_name("workload", args.workload) if args.workload else ""
+    workload = check_workload(args.workload) if args.workload else ""
     words = (args.since or "", args.until or "", workload, *args.include, "", *args.exclude)
     return BackfillPlan(
         name=plan_name(archive.url, *words, *choice.declared, choice.forced),

@@ -27,7 +27,6 @@ from pipeline.logs import set_up
 from pipeline.messages.routing import QUEUE_BACKFILL
 from pipeline.observe.presence import Presence
 from pipeline.producer import Producer
-from pipeline.redis.cells import cells_of
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 from pipeline.sources.backfill.archive import archive_of
@@ -50,8 +49,6 @@ def main(args: argparse.Namespace) -> int:
         return _list(args, reading(args).backfills())
     settings = settings_of(args)
     set_up(settings.stack.log_level)
-    if cells_of(settings) is not None:
-        raise BadInput("a backfill has one plan; set REDIS_URL to the one cell that takes its lines")
     if args.list:
         with redis_explained():
             return _list(args, reading(args).backfills())

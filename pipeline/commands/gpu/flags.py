@@ -20,7 +20,6 @@ EXAMPLES: Final = """examples:
   logweir gpu models put fraud fraud.onnx --memory 2GiB    serve a model on whatever node has room for it
   logweir gpu usage --since 30d --by kind                  how many GPU-hours of training, scoring, users
   logweir gpu tenants set research --gpu-hours 100/month   a budget of GPU-hours
-  logweir gpu simulate --load 0.95                         what another order of the queue would do
 """
 
 
@@ -48,7 +47,6 @@ def add(verbs: Any, common: argparse.ArgumentParser, place: argparse.ArgumentPar
     _submitting(action)
     _serving(action)
     _lending(action)
-    _simulating(action)
 
 
 def _looking(action: Any) -> None:
@@ -73,11 +71,6 @@ def _looking(action: Any) -> None:
         choices=("tenant", "user", "node", "device", "model", "kind", "day"),
         default="tenant",
         help="sums by (tenant); days are those of UTC",
-    )
-    usage.add_argument(
-        "--focus",
-        action="store_true",
-        help="print CSV with the columns of FOCUS 1.2, a line per day, tenant, model and kind; all costs are 0",
     )
     usage.add_argument("--csv", action="store_true", help="print the sums as CSV")
     _accounting(action)
@@ -296,28 +289,6 @@ def _lending(action: Any) -> None:
         "selftest",
         "what holds on the GPUs of this machine: limits, locks, MPS, MIG, training, scoring; a table to paste",
         epilog="The exit code is 0 when all checks passed or were skipped, 1 when one failed, 3 without a GPU.",
-    )
-
-
-def _simulating(action: Any) -> None:
-    simulate = action(
-        "simulate",
-        "what an order of the queue does to waiting times, on made-up or recorded needs; needs no stack",
-    )
-    simulate.add_argument(
-        "--load", type=float, default=0.95, metavar="X", help="of all devices, above 0.05 and below 1 (0.95)"
-    )
-    simulate.add_argument(
-        "--backfill",
-        choices=("easy", "strict", "free", "all"),
-        default="all",
-        help="what may overtake a need that waits for room (all: compare the three)",
-    )
-    simulate.add_argument("--seed", type=int, default=1, metavar="N", help="of the made-up needs (1)")
-    simulate.add_argument(
-        "--file",
-        metavar="FILE",
-        help="needs to play instead of made-up ones: one JSON object per line, or a .csv with a header line",
     )
 
 

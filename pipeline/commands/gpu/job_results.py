@@ -16,6 +16,7 @@ from pipeline.gpu.job_files import RESULTS, drop_files, fetch_files, put_files
 from pipeline.gpu.jobs import JobFiles, JobState, PoolJob, PoolJobs
 from pipeline.logs import logger
 from pipeline.store.objects import Objects
+from pipeline.upkeep import FaultSeries, UpkeepThread
 
 EVERY_S: Final = 10.0  # between two checkpoints
 SHARE: Final = 0.1  # of the time of a program that storing may take
@@ -38,7 +39,7 @@ class JobResults:
         self._stored = job.results
         self._seen: Signature = ()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="gpu-job-results", daemon=True)
+        self._thread = UpkeepThread("gpu-job-results", self._run)
 
     def restore(self) -> None:
         """Make the directory, with the files of the attempt before. Raises BadBundle, StoreUnavailable,
@@ -82,15 +83,15 @@ class JobResults:
                 drop_files(self.objects, self.job.job_id, RESULTS, surplus)
 
     def _run(self) -> None:
+        log = logger(job=self.job.job_id)
+        faults = FaultSeries("gpu.job_no_checkpoint", LogweirError, OSError, log=log)
         next_s = time.monotonic() + EVERY_S
         while not self._over.wait(LOOK_S):
             began = time.monotonic()
             if began < next_s:
                 continue
-            try:
+            with faults.outlived():  # a file that went meanwhile, or a store that is away
                 self.store()
-            except (LogweirError, OSError) as exc:  # a file that went meanwhile, or a store that is away
-                logger(job=self.job.job_id).warning("gpu.job_no_checkpoint", why=str(exc))
             took_s = time.monotonic() - began
             next_s = time.monotonic() + max(EVERY_S, took_s / SHARE)
 

@@ -22,7 +22,7 @@ from pipeline.commands.gpu.request import NAME
 from pipeline.commands.gpu.run import Run, Stop
 from pipeline.errors import BadInput, BadSetting, LeaseRefused, LogweirError, RedisUnavailable
 from pipeline.gpu.job_files import UPLOAD, fetch_files
-from pipeline.gpu.jobs import FIT, JobState, PoolJob, PoolJobs, lost
+from pipeline.gpu.jobs import JobState, PoolJob, PoolJobs, lost
 from pipeline.gpu.node.engine import (
     PLACE,
     VARIABLES_OF_ENGINES,
@@ -40,11 +40,11 @@ from pipeline.logs import logger, set_up
 from pipeline.redis.connection import connect, now_ms
 from pipeline.settings import Settings, reduced_environment
 from pipeline.store.choose import open_store
+from pipeline.upkeep import FaultSeries, start_thread
 
 FLUSH_S: Final = 0.5
 LAST_S: Final = 60.0  # so long the end of a job is reported to a Redis that is away
 DRAIN_S: Final = 2.0  # what the kernel cannot end may keep the output open
-PROGRAMS: Final = {FIT: "pipeline.training.rank_fit"}
 # Of this process's environment the program sees these: how to find programs, libraries and its own language.
 PASSED: Final = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR",
@@ -111,15 +111,6 @@ class Outcome:
         return replace(job, state=JobState.FAILED, why=why)
 
 
-def _command(job: PoolJob) -> list[str]:
-    """Of a program of ours each node has its own. Raises BadInput."""
-    if not job.program:
-        return list(job.command)
-    if job.program not in PROGRAMS:
-        raise BadInput(f"this node has no program {job.program!r}; all machines should run one version")
-    return [sys.executable, "-P", "-m", PROGRAMS[job.program]]
-
-
 def _fault(exc: Exception) -> str:
     """An error in words. One that nobody foresaw has its kind, and its traceback in the log of the node."""
     if isinstance(exc, LogweirError | OSError):
@@ -152,8 +143,7 @@ class JobRun:
 
     def run(self) -> None:
         """Until the outcome stands in the record. Raises RedisUnavailable when it cannot be written."""
-        minder = threading.Thread(target=self._mind, name="gpu-job", daemon=True)
-        minder.start()
+        minder = start_thread("gpu-job", self._mind)
         try:
             outcome = self._outcome()
             self._last(self._flush, "output")
@@ -263,7 +253,7 @@ class JobRun:
 
     def _new_run(self, *, locked: Collection[str] | None = None) -> Run:
         return Run(
-            self.pool, self.lease, settings=self.settings, command=_command(self.job),
+            self.pool, self.lease, settings=self.settings, command=list(self.job.command),
             grace_s=self.job.grace_s, console=err(), allocator=self.job.allocator, locked=locked,
             container=self._container,
         )  # fmt: skip
@@ -272,8 +262,7 @@ class JobRun:
     def _captured(self) -> Iterator[None]:
         """Standard output and error of this process and of the program go to the job's output."""
         reader, writer = os.pipe()
-        thread = threading.Thread(target=self._read, args=(reader,), name="gpu-job-output", daemon=True)
-        thread.start()
+        thread = start_thread("gpu-job-output", self._read, reader)
         saved = os.dup(1), os.dup(2)
         try:
             with ExitStack() as at_end:
@@ -303,9 +292,12 @@ class JobRun:
     def _mind(self) -> None:
         """Says that this process lives, hands the output on, and looks whether the job was cancelled."""
         every_s, beaten, looked = self.jobs.beat_ms / 5000, 0.0, 0.0
+        faults = FaultSeries("gpu.job_not_reported", RedisUnavailable, log=logger(job=self.job.job_id))
         while not self._over.wait(FLUSH_S):
             now = time.monotonic()
-            try:
+            with (
+                faults.outlived()
+            ):  # without Redis the lease is lost before long, and the program ends with it
                 self._flush()
                 if now - beaten >= every_s:
                     self.jobs.beat(self.job.run_id(self.rank), ready=self.ready)
@@ -313,11 +305,9 @@ class JobRun:
                 if now - looked < min(every_s, self.look_s):
                     continue
                 job, looked = self.jobs.find(self.job.job_id), now
-            except RedisUnavailable:
-                continue  # the lease is lost before long, and the program ends with it
-            if self._running is not None and (why := self._why_over(job)):
-                self._running.cancelled_why = why
-                self._running.cancelled.set()
+                if self._running is not None and (why := self._why_over(job)):
+                    self._running.cancelled_why = why
+                    self._running.cancelled.set()
 
     def _why_over(self, job: PoolJob | None) -> str:
         """Why the program is to end by the record, "" while it is not."""

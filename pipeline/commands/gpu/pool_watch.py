@@ -16,6 +16,7 @@ from pipeline.gpu.node.watchdog import fresh
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import Device, PoolLease, Snapshot
 from pipeline.logs import logger
+from pipeline.upkeep import FaultSeries, UpkeepThread
 
 POLL_S: Final = 1.0
 OLD_S: Final = 5.0  # An older snapshot says nothing about now.
@@ -44,7 +45,7 @@ class PoolWatch:
         self._seen: tuple[float, Snapshot] | None = None
         self._wake = threading.Event()
         self._ended = False
-        self._thread = threading.Thread(target=self._run, name="gpu-look", daemon=True)
+        self._thread = UpkeepThread("gpu-look", self._run)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -73,17 +74,14 @@ class PoolWatch:
         return None if newest is None else (at_ms - newest[1].now_ms) / 1000 - (time.monotonic() - newest[0])
 
     def _run(self) -> None:
+        faults = FaultSeries("gpu.not_looked", RedisUnavailable, log=logger(lease=self.lease.lease_id))
         while not self._ended:
-            try:
+            with faults.outlived():  # it must go on while the program does
                 began = time.monotonic()
                 snapshot = self.pool.snapshot()
                 self._seen = (began, snapshot)
                 self._note(snapshot)
                 self._ask_mps(snapshot)
-            except RedisUnavailable:
-                pass  # the renewals decide when that is too long
-            except Exception:  # noqa: BLE001 - the edge of a loop that must go on while the program does
-                logger(lease=self.lease.lease_id).exception("gpu.not_looked")
             self._wake.wait(POLL_S)
             self._wake.clear()
 

@@ -174,8 +174,9 @@ class Run:
                     _note(
                         self.console,
                         f"{short(uuid)} cannot be locked on this machine (no file in "
-                        f"{host_lock.HOST_DIRECTORY}), "
-                        "so only the lease keeps other stacks here off it; make that directory writable",
+                        f"{host_lock.HOST_DIRECTORY}), so only the lease keeps other stacks here off it; as root "
+                        f"`install -d -m {host_lock.MODE:o} -g GROUP {host_lock.HOST_DIRECTORY}` makes it the "
+                        "directory of a group of yours",
                     )
             if not self.pool.activate(self.lease, pids=(), host=self.node):
                 raise LeaseRefused(

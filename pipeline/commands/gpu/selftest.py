@@ -7,7 +7,6 @@ import argparse
 import json
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -28,6 +27,7 @@ from pipeline.gpu.policy.explain import short
 from pipeline.logs import set_up
 from pipeline.settings import Settings, inherited
 from pipeline.units import plural
+from pipeline.upkeep import UpkeepThread, start_thread
 
 NO_GPU: Final = 3  # exit code where there is no GPU to test
 CHILD_S: Final = 300.0
@@ -270,8 +270,7 @@ def _doors(machine: MachineReading, folder: Path) -> Iterator[float]:
         )
         for _ in range(DOORS):
             with pool.lease(Need(memory_mib=1, preemptible=True), holder="shared", pids=()) as using:
-                leaving = threading.Thread(target=using.asked.wait, args=(20.0,))
-                leaving.start()
+                leaving = start_thread("selftest-asked", using.asked.wait, 20.0)
                 began = time.perf_counter()
                 asking = _Asking(pool, Need(mode=LeaseMode.EXCLUSIVE))
                 leaving.join()
@@ -282,15 +281,15 @@ def _doors(machine: MachineReading, folder: Path) -> Iterator[float]:
         process.wait(20)
 
 
-class _Asking(threading.Thread):
+class _Asking(UpkeepThread):
     """Wants a device alone; `had`: when it had it."""
 
     def __init__(self, pool: Any, need: Any) -> None:
-        super().__init__(daemon=True)
+        super().__init__("selftest-alone")
         self.pool, self.need, self.had = pool, need, 0.0
         self.start()
 
-    def run(self) -> None:
+    def work(self) -> None:
         lease = self.pool.request(self.need, holder="alone", timeout_s=20.0)
         self.had = time.perf_counter()
         self.pool.release(lease)

@@ -19,6 +19,7 @@ from pipeline.commands.common import cell, out, print_json, printable
 from pipeline.errors import BadInput, RedisUnavailable
 from pipeline.gpu.policy.explain import short, shorten
 from pipeline.units import listed, plural, seconds, size, span
+from pipeline.upkeep import UpkeepThread
 
 DRAW_S: Final = 1.0  # Longest pause between two drawings, so that the age of a picture is seen to grow.
 SILENT_S: Final = 2.0  # A picture overdue for so long is called old.
@@ -70,7 +71,7 @@ class _Refresher:
         self.failed: BaseException | None = None
         self._next = time.monotonic() + interval_s
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="gpu-top", daemon=True)
+        self._thread = UpkeepThread("gpu-top", self._run)
 
     def __enter__(self) -> Self:
         self._thread.start()

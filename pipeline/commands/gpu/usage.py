@@ -5,34 +5,29 @@ Only the store is read, so every host of a pipeline gives the same answer.
 
 import argparse
 import csv
+import re
 import sys
 from typing import Final
 
 from rich.table import Table
 
-from pipeline.commands.common import cell, of_pipeline, out, print_json, printable, reading, settings_of
-from pipeline.commands.gpu.focus import csv_cell, print_focus
+from pipeline.commands.common import cell, out, print_json, printable, reading
 from pipeline.errors import BadInput
 from pipeline.records.batch import utc_now
 from pipeline.service.values import UsageView
 from pipeline.units import time_of
 
+# A cell that a spreadsheet would take for a formula: a program may name any tenant.
+_FORMULA: Final = re.compile(r"^[=+\-@\t\r]")
 _HOURS: Final = ("lease_hours", "gpu_hours", "gib_hours")
 
 
 def main(args: argparse.Namespace) -> int:
     if args.csv and args.json:
         raise BadInput("--csv and --json are two forms of one answer; choose one of them")
-    if args.focus and (args.csv or args.json or args.url is not None):
-        raise BadInput(
-            "--focus is a form of its own, of this machine's store; leave out --csv, --json and --url"
-        )
     now = utc_now()
     since = time_of(args.since, now) if args.since else None
     until = time_of(args.until, now, flag="--until") if args.until else None
-    if args.focus:
-        print_focus(of_pipeline(settings_of(args)), since, until)
-        return 0
     view = reading(args, stored=True).gpu_usage(args.by, since, until)
     if args.json:
         print_json({"since": since, "until": until, "by": args.by, "usage": view.usage})
@@ -40,7 +35,7 @@ def main(args: argparse.Namespace) -> int:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow([args.by, "leases", *_HOURS])
         for row in view.usage:
-            name = csv_cell(row[args.by])
+            name = _FORMULA.sub(r"'\g<0>", row[args.by])
             writer.writerow([name, row["leases"], *(f"{row[hours]:.6f}" for hours in _HOURS)])
     elif not view.usage:
         out().print(

@@ -31,10 +31,6 @@ def main(args: argparse.Namespace) -> int:
     reads = args.action in READING and not getattr(args, "change", None)
     if args.url is not None and not reads:
         raise BadInput(f"`logweir gpu {args.action}` works on the machine itself; leave out --url")
-    if args.action == "simulate":
-        from pipeline.commands.gpu import simulate as gpu_simulate
-
-        return gpu_simulate.main(args)
     if args.action == "selftest":
         from pipeline.commands.gpu import selftest as gpu_selftest
 

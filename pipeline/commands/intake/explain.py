@@ -144,9 +144,9 @@ def _decoded(body: bytes, hints: Hints) -> Decoded:
     # Each decoder needs packages of its own.
     match hints.protocol:
         case "otlp":
-            from pipeline.sources.protocols import otlp
+            from pipeline.sources.protocols import otlp, otlp_json
 
-            return (otlp.decode_json if is_json else otlp.decode_protobuf)(body, typed)
+            return (otlp_json.decode_json if is_json else otlp.decode_protobuf)(body, typed)
         case "bulk":
             from pipeline.sources.protocols import bulk
 

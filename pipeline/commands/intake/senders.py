@@ -18,14 +18,15 @@ from pipeline.workers.kafka.progress import PartitionProgress, stored_partitions
 from pipeline.workers.nats.progress import StreamProgress, stored_streams
 
 SHOWN = 50
-FORMATS = 3
 
 
 def main(args: argparse.Namespace) -> int:
     at = reading(args)
     with redis_explained():
         found = at.senders()
-        partitions, streams = ((), ()) if args.url is not None else _read(reached(settings_of(args)))
+        partitions, streams = (
+            ((), ()) if args.url is not None else _read(reached(settings_of(args), writes=False))
+        )
     if args.json:
         facts = [*map(_facts, partitions), *map(_facts_of_stream, streams)]
         print_json([asdict(sender) for sender in found] + facts)
@@ -46,13 +47,12 @@ def main(args: argparse.Namespace) -> int:
         return 0
     table = Table(
         "protocol", "key", Column("from", overflow="fold"), "lines", "requests", "duplicates", "refused",
-        "formats", "last heard (UTC)", box=None, pad_edge=False,
+        "last heard (UTC)", box=None, pad_edge=False,
     )  # fmt: skip
     for one in found[:SHOWN]:
         numbers = (f"{n:,}" for n in (one.lines, one.requests, one.duplicates, one.refused))
         last = f"{one.last:%m-%d %H:%M:%S}"  # kept for 30 days
-        formats = ", ".join(f"{name} {share:.0%}" for name, share in list(one.formats.items())[:FORMATS])
-        table.add_row(*map(cell, (one.protocol, one.key or "-", one.peer, *numbers, formats or "-", last)))
+        table.add_row(*map(cell, (one.protocol, one.key or "-", one.peer, *numbers, last)))
     console.print(table)
     if len(found) > SHOWN:
         console.print(f"and {plural(len(found) - SHOWN, 'sender')} more; --json shows all", markup=False)

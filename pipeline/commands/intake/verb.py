@@ -19,7 +19,7 @@ def main(args: argparse.Namespace) -> int:
         return explain.main(args)
     if args.rules is not None:
         raise BadInput("--rules belongs to --explain; a running intake takes the file of workload_rules")
-    settings = reached(settings_of(args))
+    settings = reached(settings_of(args), writes=False)
     urls = intake_urls(settings)
     with redis_explained():
         keys = sum(key.may(SEND) for key in SenderKeys(connect(settings), settings).look())

@@ -22,6 +22,7 @@ from pipeline.report.excerpt import shortened
 from pipeline.settings import Settings
 from pipeline.sources import files, formats
 from pipeline.units import clipped, line_count, plural, visible
+from pipeline.watching.incidents.leading import grade_of
 
 # Of all files together: masked in half a second.
 MOST_RECORDS: Final = 20_000
@@ -30,6 +31,7 @@ MOST_FILES: Final = 100  # of a folder; opening one and telling its formats cost
 _PATTERNS: Final = 5  # shown, of all and of the error-like ones
 _WORDS: Final = 6
 _CHUNK_RECORDS: Final = 5_000
+_SEVERE: Final = 3  # error-like, as `findings.finding_severity`
 # A frame of a stack as Java, .NET, Node, Python, Go, Ruby and native debuggers print it.
 _FRAME: Final = (
     r'(?m)^(?:\s+at \S+|\s*File ".+", line \d+|\s+\S+\.(?:go|rs|s):\d+|\s*from \S+:\d+:in |\s*#\d+:? )'
@@ -45,6 +47,7 @@ class Pattern:
     place: str  # file name and line of the first one, of the first error-like one where there is one
     word: str | None  # the error word in it
     severe: int  # error-like records: by the word or their level
+    grade: int  # `leading.Grade`, the highest of the error-like records
 
 
 @dataclass(slots=True)
@@ -61,9 +64,9 @@ class FirstLook:
 
     @property
     def error_like(self) -> list[Pattern]:
-        """The error-like patterns, the rarest first."""
+        """The error-like patterns, the gravest first, and of those the rarest."""
         severe = [p for p in self.patterns.values() if p.severe]
-        return sorted(severe, key=lambda p: (p.severe, p.masked))
+        return sorted(severe, key=lambda p: (-p.grade, p.severe, p.masked))
 
 
 def look(
@@ -131,20 +134,21 @@ def _count(found: FirstLook, parsed: pl.DataFrame, name: str) -> None:
     several = parsed.filter(pl.col("lines") > 1)
     found.traces += int(several["raw"].str.contains(_FRAME).sum())
     grouped = parsed.group_by("pattern_id", "level", maintain_order=True).agg(
-        pl.len(), pl.col("masked", "line").first()
+        pl.len(), pl.col("masked", "line", "message", "raw").first()
     )
-    for pattern_id, level, count, masked, line in grouped.iter_rows():
+    for pattern_id, level, count, masked, line, message, raw in grouped.iter_rows():
         found.levels[level or ""] += count
         pattern = found.patterns.get(pattern_id)
         if pattern is None:
             word = severity_words(masked)
-            pattern = Pattern(masked=masked, records=0, place=f"{name}:{line}", word=word, severe=0)
+            pattern = Pattern(masked=masked, records=0, place=f"{name}:{line}", word=word, severe=0, grade=0)
             found.patterns[pattern_id] = pattern
         if pattern.word is not None:
             found.words[pattern.word] += count
         if pattern.word is not None or level in ERROR_LEVELS:
             pattern.place = pattern.place if pattern.severe else f"{name}:{line}"
             pattern.severe += count
+            pattern.grade = max(pattern.grade, grade_of(level, _SEVERE, message, raw))
         pattern.records += count
 
 

@@ -10,6 +10,7 @@ from typing import Final
 from pipeline.errors import BadInput
 from pipeline.records.declared import DETECTED, FormatChoice
 from pipeline.sources import files
+from pipeline.sources.files import Copied
 from pipeline.sources.folders import Filter
 
 # Marks a directory as made by `logweir run`; any other directory that is not empty is refused.
@@ -34,6 +35,7 @@ class RunPlan:
     normal: tuple[Path, ...] = ()  # files of templates and lines that are no findings
     choice: FormatChoice = DETECTED
     context: int = 0  # records around a finding in the terminal
+    stdin: Copied | None = None  # the input that is a copy of standard input
 
 
 def plan_run(
@@ -44,15 +46,18 @@ def plan_run(
     workload: str | None,
     report: Path | None,
     wanted: Filter | None = None,
+    stdin: Copied | None = None,
 ) -> RunPlan:
     """Look at everything before anything starts. `wanted` is for folders and globs. Raises BadInput."""
     if not inputs:
         raise BadInput("no log file is named; give at least one, for example: logweir run /var/log/syslog")
     if workload is not None:
-        from pipeline.producer import check_name  # it imports redis, which takes longer than the first screen
+        from pipeline.producer import (
+            check_workload,  # it imports redis, which takes longer than the first screen
+        )
 
-        check_name("workload", workload)
-    chosen, normal = files.choose(inputs, wanted), files.choose(baseline, wanted)
+        check_workload(workload)
+    chosen, normal = files.choose(inputs, wanted, copy=stdin), files.choose(baseline, wanted)
     try:
         _check_out(out)
     except PermissionError as exc:
@@ -71,6 +76,7 @@ def plan_run(
         workload=workload,
         report=report,
         notes=(*chosen.notes, *normal.notes),
+        stdin=stdin,
     )
 
 

@@ -16,7 +16,8 @@ import redis
 from pipeline.commands.recognition import TimeNotes
 from pipeline.commands.run.inputs import RunPlan
 from pipeline.commands.run.packs import Pack, packs
-from pipeline.commands.run.trouble import Troubles
+from pipeline.commands.run.stdin_copy import STDIN
+from pipeline.commands.run.trouble import STUCK_S, StandstillLimit, Troubles
 from pipeline.commands.run.workloads import file_workloads
 from pipeline.controller.training_status import Status
 from pipeline.controller.trainings import TrainingRequest, Trainings
@@ -24,7 +25,7 @@ from pipeline.detect import judged_by_words
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import BadInput, LeaseRefused, RedisUnavailable, SinkUnavailable, StackFailed
 from pipeline.ledger.ledger import Ledger
-from pipeline.models.config import MIN_DISTINCT, MIN_RECORDS
+from pipeline.models.config import FIT_MOST_S, MIN_DISTINCT, MIN_RECORDS
 from pipeline.observe.presence import Presence
 from pipeline.producer import workload_of_file
 from pipeline.records.batch import Purpose, digest, file_key
@@ -32,26 +33,21 @@ from pipeline.records.delivery import Full
 from pipeline.records.schema import of_lines
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
-from pipeline.redis.leases import COMPACTION, Leases, Refused
 from pipeline.settings import Settings
 from pipeline.sinks.choose import parquet_of
 from pipeline.sinks.compaction import vacuum
 from pipeline.sources import files
-from pipeline.sources.archives import Source
 from pipeline.sources.chunks import Chunk, Cursor
 from pipeline.sources.framing import MAX_RECORD_BYTES
+from pipeline.sources.packed.archives import Source
 from pipeline.tasks.context import Context
 from pipeline.tasks.watch import watch_stored
 from pipeline.units import plural
 from pipeline.workers.stack.stack import Stack
 
-# A run without progress gives up after this time. Longer than a step may take (tasks/step.py).
-STUCK_S: Final = 150.0
 # A Redis that died is started again within seconds.
 AWAY_S: Final = 60.0
 FULL_S: Final = 0.5  # between two tries while the pipeline is full: no other sender competes
-# Shorter wait when the reason is known (a full disk). Longer than a lease takes to expire.
-TROUBLE_S: Final = 25.0
 
 T = TypeVar("T")
 
@@ -85,11 +81,13 @@ class Journey:
     """One run's steps on a running stack."""
 
     def __init__(self, settings: Settings, stack: Stack, show: Show, *, plan: RunPlan) -> None:
-        self.workload, self.choice = plan.workload, plan.choice
-        self.by_file, note = file_workloads((*plan.inputs, *plan.baseline))
+        self.workload, self.choice, self.stdin = plan.workload, plan.choice, plan.stdin
+        paths = [path for path in (*plan.inputs, *plan.baseline) if not self._is_stdin(path)]
+        self.by_file, note = file_workloads(paths)
         self.settings = settings
         self.stack = stack
-        self.show = show
+        self._show = show
+        self._shown: tuple[str, float, float] = "", 0.0, 0.0
         client = connect(settings)
         self.client = client
         self.keys = Keys(settings.redis.key_prefix)
@@ -98,8 +96,14 @@ class Journey:
         self.trainings = Trainings(client, settings)
         self.producer = stack.producer()
         self.notes: list[str] = [note] if note and self.workload is None else []
-        self.times = TimeNotes(zone=settings.intake.time_zone)  # of the baseline and the input together
+        # Of the baseline and the input together.
+        self.times = TimeNotes(zone=settings.intake.time_zone, of_stdin=plan.stdin is not None)
         self.no_model = ""  # why there is none
+
+    def show(self, phase: str, done: float, total: float, detail: str) -> None:
+        """How far the run is, for people."""
+        self._shown = phase, done, total
+        self._show(phase, done, total, detail)
 
     # ---- sending ---------------------------------------------------------------------------------
 
@@ -108,6 +112,7 @@ class Journey:
         total = float(sum(max(1, files.total_bytes(p)) for p in paths))
         before, began, lines = 0.0, time.monotonic(), 0
         word = "reading the baseline" if purpose is Purpose.BASELINE else "reading"
+        self.show(word, 0, total, "")
 
         def progress(path: Path, position: int, count: int) -> None:
             nonlocal lines
@@ -120,7 +125,7 @@ class Journey:
 
         for found in packs(
             paths,
-            group=lambda path: self._workload_of(Source(path=path)),
+            group=self._pack_of,
             max_records=self.settings.internal.batch_records,
             max_bytes=self.settings.internal.batch_kib * 1024,
             choice=self.choice,
@@ -140,7 +145,15 @@ class Journey:
         """By the name of a member; a file of its own has that of the rule for all files."""
         if self.workload is not None:
             return self.workload
-        return workload_of_file(source.named) if source.member else self.by_file(source.path)
+        own = source.member or source.path == Path(STDIN)
+        return workload_of_file(source.named) if own else self.by_file(source.path)
+
+    def _is_stdin(self, path: Path) -> bool:
+        return self.stdin is not None and path == self.stdin.path
+
+    def _pack_of(self, path: Path) -> str:
+        """Files of one name may be read together."""
+        return STDIN if self._is_stdin(path) else f"workload {self._workload_of(Source(path=path))}"
 
     def _send_pack(self, pack: Pack, purpose: Purpose, progress: Progress) -> None:
         self.times.see_all(pack.records, pack.formats)
@@ -149,12 +162,12 @@ class Journey:
         chunk = Chunk(
             records=pack.records,
             formats=pack.formats,
+            start=0,
             cursor=Cursor(path=str(first), identity=key),
             position=0,
         )
         self._accept(
             chunk,
-            start=0,
             workload=self._workload_of(Source(path=first)),
             source=f"{first.parent} ({len(pack.paths):,} files)",
             source_key=key,
@@ -171,21 +184,20 @@ class Journey:
             max_records=self.settings.internal.batch_records,
             max_bytes=self.settings.internal.batch_kib * 1024,
             choice=self.choice,
+            name=STDIN if self._is_stdin(path) else "",
         ):
-            source, start, cut, was_long = reading.source, 0, 0, False
+            source, cut, was_long = reading.source, 0, False
             workload = self._workload_of(source)
             for chunk in reading.chunks:
                 empty = False
                 self.times.see(source.name, chunk)
                 self._accept(
                     chunk,
-                    start=start,
                     workload=workload,
                     source=source.name,
                     source_key=file_key(purpose, source.name),
                     purpose=purpose,
                 )
-                start = chunk.cursor.offset
                 cuts, was_long = _cuts(chunk.records, was_long)
                 cut += cuts
                 progress(path, chunk.position, int(chunk.records["lines"].sum()))
@@ -193,16 +205,13 @@ class Journey:
                 size = f"{MAX_RECORD_BYTES // 1024} KiB"
                 self.notes.append(f"{source.name}: lines longer than {size} are cut, {plural(cut, 'time')}")
         if empty and len(self.notes) == notes:
-            self.notes.append(f"{path} is empty")
+            self.notes.append(f"{files.shown_name(path, self.stdin)} is empty")
 
-    def _accept(
-        self, chunk: Chunk, *, start: int, workload: str, source: str, source_key: str, purpose: Purpose
-    ) -> None:
-        """Waits while the ledger says full. Raises StackFailed."""
+    def _accept(self, chunk: Chunk, *, workload: str, source: str, source_key: str, purpose: Purpose) -> None:
+        """Waits while the ledger says full. Raises StackFailed, SinkUnavailable."""
         accept = partial(
             self.producer.send_chunk,
             chunk,
-            start=start,
             workload=workload,
             source=source,
             source_key=source_key,
@@ -210,6 +219,7 @@ class Journey:
             purpose=purpose,
             backfill=False,  # nothing else is in its way
         )
+        limit = self._limit("no room becomes free for more lines")
         while isinstance(answer := self.asked(accept), Full):
             if answer.reason == "dead":  # no operator reads them before the run ends
                 raise StackFailed(
@@ -218,6 +228,8 @@ class Journey:
                     f"the logs in {self.settings.data.dir / 'logs'} say why, max_dead_mib is the "
                     "limit"
                 )
+            reason = limit.look(self.asked(lambda: self._view(live=False)).moves)
+            self._show(*self._shown, reason or "waiting until earlier lines are stored")
             self.pause(min(answer.retry_after_s, FULL_S))
 
     def pause(self, seconds: float) -> None:
@@ -239,36 +251,29 @@ class Journey:
 
     # ---- waiting ---------------------------------------------------------------------------------
 
+    def _limit(self, what: str, limit_s: float = STUCK_S) -> StandstillLimit:
+        return StandstillLimit(
+            what,
+            lambda: self.asked(self.troubles.look),
+            logs=self.settings.data.dir / "logs",
+            limit_s=limit_s,
+        )
+
     def settle(self, word: str) -> None:
         """Until nothing is in flight and nothing waits for a model that exists. Raises when it is stuck."""
         live = bool(self.asked(lambda: self.client.exists(self.keys.model())))
         view = self.asked(lambda: self._view(live))
         first, began = view.done, time.monotonic()
-        last, last_move = view, began
+        limit = self._limit("lines wait to be stored")
 
         def rate() -> str:
             return f"{(view.done - first) / max(0.001, time.monotonic() - began):,.0f} lines/s"
 
         while view.pending:
-            trouble = self._trouble()
-            self.show(word, view.done, view.lines, trouble or rate())
+            self.show(word, view.done, view.lines, limit.look(view.moves) or rate())
             self.pause(0.05)
             view = self.asked(lambda: self._view(live))
-            if view.moves != last.moves:
-                last, last_move = view, time.monotonic()
-            still = time.monotonic() - last_move
-            if trouble and still > TROUBLE_S:
-                raise SinkUnavailable(f"{view.pending} batches wait: {trouble}")
-            if still > STUCK_S:
-                raise StackFailed(
-                    f"{view.pending} batches wait and nothing moved for {STUCK_S:.0f} s; the logs in "
-                    f"{self.settings.data.dir / 'logs'} say why"
-                )
         self.show(word, view.done, view.lines, rate())
-
-    def _trouble(self) -> str:
-        """Why work waits, "" when nothing is known. Raises SinkUnavailable when waiting has no use."""
-        return self.asked(self.troubles.look)
 
     def _view(self, live: bool) -> "_View":
         """Where the work stands; `live`: there is a model, so that lines without a verdict still wait."""
@@ -287,7 +292,7 @@ class Journey:
         """Until all that is stored was looked at, every session is judged and every minute is complete:
         nothing more will come. Raises StackFailed, SinkUnavailable."""
         context = Context(self.producer.submit.app, self.settings)
-        last, last_move = "", time.monotonic()
+        limit = self._limit("sessions and rates wait to be looked at", STUCK_S + self.settings.stack.step_s)
 
         def once() -> bool:
             try:
@@ -305,15 +310,9 @@ class Journey:
         _, total = self.asked(progress)
         self.show("watching", 0, total, "sessions and rates")
         while not self.asked(once):
-            done, open_count = self.asked(progress)
-            self.show("watching", max(0, total - open_count), total, "sessions and rates")
-            if done != last:
-                last, last_move = done, time.monotonic()
-            if time.monotonic() - last_move > STUCK_S + self.settings.stack.step_s:
-                raise StackFailed(
-                    "sessions and rates could not be looked at; the logs in "
-                    f"{self.settings.data.dir / 'logs'} say why"
-                )
+            last_round, open_count = self.asked(progress)
+            reason = limit.look(last_round)
+            self.show("watching", max(0, total - open_count), total, reason or "sessions and rates")
             self.pause(0.05)
 
     def train(self, purpose: Purpose) -> Status:
@@ -328,35 +327,30 @@ class Journey:
         request = TrainingRequest(asked_by="run", why="logweir run")
         request_id, _ = self.asked(lambda: self.trainings.request(request))
         self.producer.submit.train(request_id)
-        began = last_move = time.monotonic()
-        seen: tuple[object, ...] = ()
+        limit = self._limit("the training waits", STUCK_S + FIT_MOST_S)
         while not (status := self.asked(lambda: self.trainings.followed(request_id))).ended:
-            self.stack.check()
             detail = f"{status.patterns:,} distinct lines" if status.patterns else str(status.state)
-            trouble = self._trouble()
-            self.show("training", status.percent, 100.0, trouble or detail)
-            if (step := (status.state, status.percent, status.attempt)) != seen:
-                seen, last_move = step, time.monotonic()
-            if trouble and time.monotonic() - last_move > TROUBLE_S:
-                raise SinkUnavailable(f"the training does not go on: {trouble}")
-            if time.monotonic() - began > STUCK_S + self.settings.train.seconds * 10:
-                raise StackFailed(
-                    f"the training did not end; the log {self.settings.data.dir / 'logs/train.log'} says why"
-                )
-            time.sleep(0.1)
+            reason = limit.look((status.state, status.percent, status.attempt))
+            self.show("training", status.percent, 100.0, reason or detail)
+            self.pause(0.1)
         self.show("training", 100.0, 100.0, "")
         if not status.published:
             self.no_model = f"no model could be trained: {status.reason}"
+        self.notes += status.not_judged
         return status
 
     def clear_away(self) -> None:
-        """Leaves the files that are the results, and no others: people read all that lie there."""
-        leases = Leases(self.client, self.settings)
-        # The lease stays ours: no worker compacts meanwhile or later.
-        while isinstance(self.asked(lambda: leases.request(COMPACTION, "run")), Refused):
-            self.stack.check()
-            time.sleep(0.1)
-        vacuum(parquet_of(self.settings))
+        """Leaves the files that are the results, and no others: people read all that lie there.
+
+        The workers end first, so that nobody compacts meanwhile or later. Raises SinkUnavailable."""
+        self.stack.end_workers()
+        sink = parquet_of(self.settings)
+        vacuum(sink)
+        if missing := sink.missing_rows():
+            raise SinkUnavailable(
+                f"{missing:,} stored lines are gone from {sink.objects.url}: their files were removed while "
+                "the run worked; keep other programs out of that folder and run again"
+            )
 
     def judge_by_words(self) -> None:
         """Makes the error-like records among those without a verdict anomalous: no model will come."""

@@ -14,13 +14,13 @@ import numpy as np
 import polars as pl
 
 from pipeline.records.declared import DETECTED, FormatChoice
-from pipeline.sources.bytestreams import is_plain
 from pipeline.sources.chunks import MAX_BYTES, MAX_RECORDS
 from pipeline.sources.elements import element_kind
 from pipeline.sources.formats import detect, head_mask
 from pipeline.sources.formats_delimited import is_layout
 from pipeline.sources.framing import MAX_RECORD_BYTES, Framer
 from pipeline.sources.lines import LineCutter
+from pipeline.sources.packed.bytestreams import is_plain
 from pipeline.sources.wrappers import inner_lines
 
 SMALL_BYTES: Final = MAX_RECORD_BYTES  # No line of a small file is too long for a record.

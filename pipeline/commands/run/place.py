@@ -1,7 +1,8 @@
 """The output directory of `logweir run`: a run writes aside and replaces the earlier one at its end.
 
     DIR/.logweir/next/    results/, templates.parquet, summary.json and report.html of the run that works
-    DIR/.logweir/ready/   the same files once all are written; the rename from `next` decides the run
+    DIR/.logweir/ready/   the same files once all are written; the rename from `next` decides the run.
+                          If the report belongs elsewhere, `report.to` names its place, and a copy lies there
     DIR/.logweir/old/     the results of the earlier run, until they are removed
 
 The renames go from `ready` into DIR in the order of NAMES, the report last. Each file is whole at every
@@ -20,7 +21,9 @@ from pipeline.errors import BadInput, SinkUnavailable
 from pipeline.workers.stack.data_dir import lock
 
 # In the order in which they take their place.
-NAMES: Final = ("results", "templates.parquet", "summary.json", "report.html")
+REPORT: Final = "report.html"
+NAMES: Final = ("results", "templates.parquet", "summary.json", REPORT)
+ELSEWHERE: Final = "report.to"  # holds the path of a report that does not stay in the output directory
 
 
 def staging(out: Path) -> Path:
@@ -28,7 +31,7 @@ def staging(out: Path) -> Path:
     return out / MARKER / "next"
 
 
-def open_place(out: Path, report: Path | None) -> Path:
+def open_place(out: Path) -> Path:
     """Make the output directory ready for a run; returns the directory for the run's state.
 
     The files of an earlier run stay; leftovers of a killed one are removed, and its swap is finished if it
@@ -42,11 +45,10 @@ def open_place(out: Path, report: Path | None) -> Path:
         with lock(state):
             if not os.access(out, os.W_OK | os.X_OK):
                 raise PermissionError(13, "Permission denied", str(out))
-            _finish(out, report)
+            _finish(out)
+            _drop_copy(out)
             empty(state)
             (staging(out) / "results").mkdir(parents=True)
-            if report is not None:
-                _part(report).unlink(missing_ok=True)
     except OSError as exc:
         raise BadInput(
             f"--out {out} cannot be written ({exc.strerror or exc}); choose another directory or fix its "
@@ -62,16 +64,15 @@ def swap(out: Path, report: Path | None) -> None:
     staged = staging(out)
     try:
         if report is not None:
-            shutil.copyfile(staged / "report.html", _part(report))
-            (staged / "report.html").unlink()
+            (staged / ELSEWHERE).write_bytes(os.fsencode(report.absolute()))
+            shutil.copyfile(staged / REPORT, _part(report))
+            (staged / REPORT).unlink()
         staged.rename(out / MARKER / "ready")
         try:
-            _finish(out, report)
+            _finish(out)
         except BaseException:  # Ctrl-C between two renames: they are ended first
-            _finish(out, report)
+            _finish(out)
             raise
-        if report is not None and (out / "report.html").absolute() != report.absolute():
-            (out / "report.html").unlink(missing_ok=True)  # of an earlier run, whose results are gone
     except OSError as exc:
         where = out if report is None else f"{out} or {report}"
         raise SinkUnavailable(
@@ -81,14 +82,13 @@ def swap(out: Path, report: Path | None) -> None:
     shutil.rmtree(out / MARKER / "old", ignore_errors=True)
 
 
-def close_place(out: Path, report: Path | None, *, keep_state: bool) -> None:
+def close_place(out: Path, *, keep_state: bool) -> None:
     """Remove what a run staged and did not use; without `keep_state` logs, models and queues as well.
 
     Nothing is removed when another run has taken the directory over meanwhile. Never raises OSError."""
     state = out / MARKER
     with contextlib.suppress(OSError, BadInput), lock(state):
-        if report is not None:
-            _part(report).unlink(missing_ok=True)
+        _drop_copy(out)
         for leftover in (staging(out), state / "old"):
             shutil.rmtree(leftover, ignore_errors=True)
         if not keep_state:
@@ -104,7 +104,7 @@ def empty(state: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _finish(out: Path, report: Path | None) -> None:
+def _finish(out: Path) -> None:
     """Every file of `ready` takes its place; nothing where no run has got so far. Raises OSError.
 
     Doing it again after a kill does the rest: a name that is missing in `ready` has its place already."""
@@ -121,9 +121,28 @@ def _finish(out: Path, report: Path | None) -> None:
                 shutil.rmtree(old / name)
             place.rename(old / name)
         new.replace(place)
-    if report is not None and _part(report).exists():
-        _part(report).replace(report)
+    if (report := _elsewhere(ready)) is not None:
+        if _part(report).exists():
+            _part(report).replace(report)
+        own = out / REPORT
+        # Of an earlier run, whose results are gone, unless it is this report under another path.
+        if own.exists() and not (report.exists() and own.samefile(report)):
+            own.unlink()
+        (ready / ELSEWHERE).unlink()
     ready.rmdir()
+
+
+def _elsewhere(folder: Path) -> Path | None:
+    """Where the report of a run belongs if not into its output directory. `folder`: `next` or `ready`."""
+    note = folder / ELSEWHERE
+    return Path(os.fsdecode(note.read_bytes())) if note.exists() else None
+
+
+def _drop_copy(out: Path) -> None:
+    """Removes the copy of a report that a run left next to its place before it was decided."""
+    if (report := _elsewhere(staging(out))) is not None:
+        with contextlib.suppress(OSError):
+            _part(report).unlink()
 
 
 def _part(report: Path) -> Path:

@@ -14,9 +14,9 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import polars as pl
 import redis
@@ -25,12 +25,13 @@ from pipeline.commands.run import place
 from pipeline.commands.run.inputs import RunPlan, input_bytes
 from pipeline.commands.run.journey import Journey, Show
 from pipeline.commands.run.normal import NormalList
-from pipeline.commands.run.sick_units import sick_units
+from pipeline.commands.run.unusual_units import unusual_units
 from pipeline.controller.training_status import Status
 from pipeline.drain.learner import template_texts
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import RedisUnavailable, SinkUnavailable
 from pipeline.records.batch import Purpose, digest
+from pipeline.records.left_out import total_left_out, unpack_left_out
 from pipeline.records.schema import is_timed, of_lines
 from pipeline.redis.check import check_redis
 from pipeline.redis.connection import connect
@@ -38,11 +39,13 @@ from pipeline.report import findings as finding
 from pipeline.report import page
 from pipeline.report.around import RECORDS, with_neighbours
 from pipeline.report.export import facts
+from pipeline.report.overall import overall_facts
 from pipeline.report.samples import first_records
 from pipeline.report.summary import run_summary
 from pipeline.service.trainings import check_encoder
 from pipeline.settings import Settings
 from pipeline.sinks.choose import parquet_of
+from pipeline.sinks.results import readable
 from pipeline.sources import files
 from pipeline.units import plural
 from pipeline.watching.sessions import keys as session_keys
@@ -53,8 +56,9 @@ from pipeline.workers.stack.stack import Stack
 
 # For the workers of a run whose disk is full: its state is dropped, so they need no more time.
 HURRY_S: Final = 0.5
-# A run of 1.9 MB of text took 2.2 MB of disk at its peak, queues and model included. The queue is rewritten
-# when it grows, so large inputs need less than their size. The floor is for models, logs and the report.
+QUEUED_MIB: Final = 64  # packed payloads that wait; the pipeline takes about as many in three seconds
+# A run of 1.9 MB of text took 2.2 MB of disk at its peak, queues and model included, and one of 10.6 GB took
+# 9.7 GB. The floor is for models, logs and the report.
 FLOOR_BYTES: Final = 16 * 2**20
 PACKED: Final = frozenset((".gz", ".zst", ".xz", ".bz2"))
 PACKED_TIMES: Final = 8  # text is at least so much larger than its archive
@@ -83,7 +87,7 @@ def run(plan: RunPlan, settings: Settings, show: Show) -> RunOutcome:
     else:
         check_redis(settings)
     check_disk(plan.out, _room(plan))
-    state = place.open_place(plan.out, plan.report)
+    state = place.open_place(plan.out)
     prefix = settings.redis.key_prefix
     if settings.redis.url is not None:
         # On a shared Redis every run has keys of its own, removed at the end.
@@ -103,6 +107,8 @@ def run(plan: RunPlan, settings: Settings, show: Show) -> RunOutcome:
         opensearch_source=None,
         kafka_source=None,
         nats_source=None,
+        # A file waits as it is: what waits in Redis is memory.
+        max_pending_mib=min(QUEUED_MIB, settings.intake.max_pending_mib),
         # Everything is there: no session has to be judged before its last line, which may stand in another
         # file.
         session_open_s=KEEP_S,
@@ -120,21 +126,19 @@ def run(plan: RunPlan, settings: Settings, show: Show) -> RunOutcome:
                 raise
             dead = bool(outcome.summary["run"]["dead_lines"])
     finally:
-        place.close_place(plan.out, plan.report, keep_state=dead)  # the logs say why
+        place.close_place(plan.out, keep_state=dead)  # the logs say why
     return outcome
 
 
 def _room(plan: RunPlan) -> int:
     """Bytes of disk below which a run is bound to fail."""
     sizes = ((path.suffix in PACKED, files.total_bytes(path)) for path in (*plan.inputs, *plan.baseline))
-    return FLOOR_BYTES + sum(size * PACKED_TIMES if packed else size for packed, size in sizes) // 2
+    return FLOOR_BYTES + sum(size * PACKED_TIMES if packed else size for packed, size in sizes)
 
 
 def _stack(plan: RunPlan, settings: Settings) -> Stack:
     """One process for small inputs, which takes no time to start; else the workers of a fleet."""
-    if settings.drain.shards == 1 and input_bytes((*plan.inputs, *plan.baseline)) < (
-        settings.internal.one_process_kib * 1024
-    ):
+    if input_bytes((*plan.inputs, *plan.baseline)) < settings.internal.one_process_kib * 1024:
         from pipeline.workers.one_process import OneProcess
 
         return OneProcess(settings)
@@ -188,7 +192,7 @@ def _go(plan: RunPlan, journey: Journey, began: float, normal: NormalList) -> Ru
         journey.judge_by_words()
     journey.watch()
     about = {
-        "inputs": [str(p) for p in plan.inputs],
+        "inputs": [files.shown_name(path, plan.stdin) for path in plan.inputs],
         "baseline": [str(p) for p in plan.baseline],
         "lines_read": lines,
         "baseline_lines": learnt_lines,
@@ -216,19 +220,21 @@ def _write(plan: RunPlan, journey: Journey, about: dict[str, Any], normal: Norma
             return True
         return False
 
-    found = finding.collect(results, templates, leave_out=silence)
+    found = finding.collect(results, templates, leave_out=silence, news=journey.settings.train.alerts_per_day)
     found = with_neighbours(results, found, records=max(RECORDS, plan.context))
     about |= {
         "silenced": len(silenced),
         "templates": templates.height,
         "findings": len(found),
-        "incidents": len({f.incident for f in found if f.timed}),
+        "incidents": len({f.incident for f in found if f.incident}),
+        "news": sum(f.news for f in found),
     }
     texts = dict(templates.select("template_id", "template").iter_rows())
     summary = {
         **run_summary(results),
         "run": about,
-        "units": sick_units(journey.settings, texts) if plan.baseline else None,
+        "facts": _facts(plan, journey, templates),
+        "units": unusual_units(journey.settings, texts) if plan.baseline else None,
         "findings": [facts(one) for one in found],
     }
     try:
@@ -255,6 +261,7 @@ def _write(plan: RunPlan, journey: Journey, about: dict[str, Any], normal: Norma
             f"{plan.out} cannot be written ({why}); free space there and run again"
         ) from exc
     notes = list(dict.fromkeys((*plan.notes, *journey.notes, *journey.times.notes())))
+    notes += _left_out_notes(journey)
     if silenced:
         notes.append(f"{plural(len(silenced), 'finding')} left out, as --normal says")
     if about["dead_lines"]:
@@ -265,6 +272,21 @@ def _write(plan: RunPlan, journey: Journey, about: dict[str, Any], normal: Norma
         ]
     report = plan.report or plan.out / "report.html"
     return RunOutcome(out=plan.out, findings=found, summary=summary, report=report, notes=notes)
+
+
+def _facts(plan: RunPlan, journey: Journey, templates: pl.DataFrame) -> list[dict[str, Any]]:
+    """What holds for the run as a whole, ready for JSON. Raises BadPayload, SinkUnavailable."""
+    sink = parquet_of(journey.settings)
+    normal = parquet_of(journey.settings, Purpose.BASELINE).scan() if plan.baseline else None
+    with readable(sink):
+        return [asdict(fact) for fact in overall_facts(sink.scan(), normal, templates)]
+
+
+def _left_out_notes(journey: Journey) -> list[str]:
+    """What rates and numbers of the run could not use as it is."""
+    key = journey.keys.watching("left_out")
+    blobs = journey.asked(lambda: cast("dict[bytes, bytes]", journey.client.hgetall(key)))
+    return total_left_out(unpack_left_out(blobs).values()).sentences()
 
 
 def _templates(journey: Journey) -> pl.DataFrame:

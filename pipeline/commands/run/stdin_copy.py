@@ -7,14 +7,17 @@ import contextlib
 import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from pipeline.commands.common import err, standard_input
+from pipeline.sources.files import Copied
+from pipeline.upkeep import start_timer
 
+STDIN: Final = "stdin"  # as `logweir send -` calls it
 COPY_BLOCK: Final = 1 << 20
 PATIENCE_S: Final = 2.0
 # Of the copy, if half of the free space of its folder is not less.
@@ -24,35 +27,36 @@ ENDLESS: Final = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """The files of a run. `stdin`: the one that is a copy of standard input."""
+
+    files: tuple[str, ...]
+    stdin: Copied | None = None
+    notes: tuple[str, ...] = ()
+
+
 @contextmanager
-def stdin_as_file(names: list[str], *, most_bytes: int = MOST_BYTES) -> Iterator[tuple[list[str], list[str]]]:
-    """The names with the path of a copy in place of `-`, and notes for the user. The copy goes at the end."""
+def stdin_as_file(names: list[str], *, most_bytes: int = MOST_BYTES) -> Iterator[Given]:
+    """The names with the path of a copy in place of `-`. The copy goes at the end."""
     if "-" not in names:
-        yield names, []
+        yield Given(files=tuple(names))
         return
     stream = standard_input()
     with tempfile.TemporaryDirectory(prefix="logweir-") as folder:
-        path = Path(folder) / "stdin"
+        path = Path(folder) / STDIN
         limit = min(most_bytes, shutil.disk_usage(folder).free // 2)
-        timer = threading.Timer(PATIENCE_S, _say_that_it_reads)
-        timer.daemon = True
-        timer.start()
+        timer = start_timer(PATIENCE_S, "stdin-notice", _say_that_it_reads)
         try:
             with path.open("wb") as copy:
                 complete = _copied(stream, copy, limit)
         finally:
             timer.cancel()
-        notes = [] if complete else [_note(path.stat().st_size)]
-        yield [str(path) if name == "-" else name for name in names], notes
-
-
-def of_stdin(note: str, names: list[str], files: list[str]) -> str:
-    """A note that names standard input in place of its copy, which its reader will not find."""
-    if "-" not in names:
-        return note
-    copy = files[names.index("-")]
-    note = note.replace(f"`logweir formats {copy}`", "`logweir formats FILE` for a file of them")
-    return note.replace(copy, "standard input")
+        yield Given(
+            files=tuple(str(path) if name == "-" else name for name in names),
+            stdin=Copied(path=path, name=STDIN),
+            notes=() if complete else (_note(path.stat().st_size),),
+        )
 
 
 def _copied(stream: BinaryIO, copy: BinaryIO, limit: int) -> bool:

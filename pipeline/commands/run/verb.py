@@ -9,11 +9,11 @@ from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
-from pipeline.commands.common import display, err, out, print_json, remark, settings_of
+from pipeline.commands.common import answering_with, display, err, out, print_json, remark, settings_of
 from pipeline.commands.recognition import choice_of
 from pipeline.commands.run.first_screen import look, rows
 from pipeline.commands.run.inputs import RunPlan, check_folder, plan_run
-from pipeline.commands.run.stdin_copy import of_stdin, stdin_as_file
+from pipeline.commands.run.stdin_copy import stdin_as_file
 from pipeline.errors import BadInput
 from pipeline.logs import set_up
 from pipeline.settings import Settings
@@ -40,17 +40,18 @@ def main(args: argparse.Namespace) -> int:
         from pipeline.report.export import check_csv
 
         check_csv(args.csv)
-    with stdin_as_file(args.files) as (files, notes):
+    with stdin_as_file(args.files) as given:
         plan = plan_run(
-            files,
+            given.files,
             args.baseline,
+            stdin=given.stdin,
             out=args.out,
             workload=args.workload,
             report=args.report,
             wanted=Filter(include=args.include, exclude=args.exclude),
         )
         plan = replace(plan, normal=tuple(args.normal), choice=choice, context=args.context)
-        plan = replace(plan, notes=(*notes, *plan.notes))
+        plan = replace(plan, notes=(*given.notes, *plan.notes))
         screen = _first_screen(plan, settings)
         from pipeline.commands.run.progress import Bars
 
@@ -66,22 +67,23 @@ def main(args: argparse.Namespace) -> int:
     code = FOUND if fails(outcome.findings, args.fail_on) else 0
     if args.csv is not None:
         write_csv(args.csv, outcome.findings)
-    if args.json:
-        print_json(outcome.summary)
-        return code
-    console = out()
-    terminal.print_findings(
-        outcome.findings,
-        outcome.summary,
-        console,
-        limit=None if args.all else args.limit,
-        context=args.context,
-    )
-    for note in outcome.notes:
-        remark(console, of_stdin(note, args.files, files))
-    if outcome.report is not None:
-        console.print(f"report:  {one_line(display(outcome.report))}", markup=False, soft_wrap=True)
-    console.print(f"results: {one_line(display(outcome.out))}", markup=False, soft_wrap=True)
+    with answering_with(code):
+        if args.json:
+            print_json(outcome.summary)
+            return code
+        console = out()
+        terminal.print_findings(
+            outcome.findings,
+            outcome.summary,
+            console,
+            limit=None if args.all else args.limit,
+            context=args.context,
+        )
+        for note in outcome.notes:
+            remark(console, note)
+        if outcome.report is not None:
+            console.print(f"report:  {one_line(display(outcome.report))}", markup=False, soft_wrap=True)
+        console.print(f"results: {one_line(display(outcome.out))}", markup=False, soft_wrap=True)
     return code
 
 
@@ -102,15 +104,15 @@ def _first_screen(plan: RunPlan, settings: Settings) -> list[str]:
 def _saying_that_it_stops(console: "Console") -> Iterator[None]:
     """Ctrl-C ends the stack in order, which takes seconds: say so at once, from where the signal arrives."""
     before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:  # ignored, as in the background of a script: it stays so
+    if not callable(before):  # ignored, as in the background of a script: it stays so
         yield
         return
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, before)  # a second Ctrl-C has nothing new to say
         with contextlib.suppress(OSError, RuntimeError):  # nobody reads, or it came in the middle of a write
             console.print("stopping: workers finish their step first", markup=False)
-        raise KeyboardInterrupt
+        before(number, frame)
 
     signal.signal(signal.SIGINT, stop)
     try:

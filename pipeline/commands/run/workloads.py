@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from pipeline.producer import printable_name, workload_of_file
+from pipeline.producer import workload_of_file
+from pipeline.records.batch import as_workload_name
 
 MOST_NAMES: Final = 1_000
 
@@ -22,7 +23,7 @@ def file_workloads(paths: Sequence[Path]) -> tuple[Callable[[Path], str], str]:
 
     def by_folder(path: Path) -> str:
         text = "/".join(_folders(path, above)[:depth])
-        return printable_name(text)[-100:] or workload_of_file(path)
+        return as_workload_name(text)[-100:] or workload_of_file(path)
 
     count = len({by_folder(path) for path in paths})
     return by_folder, (

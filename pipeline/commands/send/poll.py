@@ -7,13 +7,12 @@ import time
 from dataclasses import asdict
 from functools import partial
 
-from pipeline.commands.common import err, print_json, reached, redis_explained, settings_of
+from pipeline.commands.common import awaited, err, print_json, redis_explained, settings_of
 from pipeline.errors import BadInput, LeaseRefused, RedisUnavailable, SourceUnavailable
 from pipeline.logs import set_up
 from pipeline.producer import Producer
 from pipeline.records.batch import Batch
 from pipeline.records.delivery import Accepted, Full
-from pipeline.redis.cells import cells_of
 from pipeline.redis.leases import SOURCE, HeldLease, Lease, Leases, Refused
 from pipeline.settings import Settings
 from pipeline.sources.opensearch import POLL_S, Polled, poll_once
@@ -33,10 +32,8 @@ def main(args: argparse.Namespace) -> int:
                 f"--{flag} is for files; documents name their workload (opensearch_workload_fields)"
             )
     settings = settings_of(args).replace(opensearch_source=args.opensearch)
-    if cells_of(settings) is not None:
-        raise BadInput("an index has one cursor; set REDIS_URL to the one cell that takes its documents")
     set_up(settings.stack.log_level)
-    settings = reached(settings)
+    settings = awaited(settings, err())
     producer = Producer.connect(settings)
     leases = Leases(producer.ledger.client, settings)
     with redis_explained(), leases.holding(_lease(leases, settings)) as lease:

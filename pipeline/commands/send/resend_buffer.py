@@ -21,7 +21,6 @@ class SentChunk:
     """A chunk as it was sent, and the cursor it continued from."""
 
     chunk: Chunk
-    start: int
     workload: str
     source: str
     source_key: str

@@ -13,6 +13,7 @@ from pipeline.commands.recognition import TimeNotes
 from pipeline.commands.send.resend_buffer import ResendBuffer, SentChunk
 from pipeline.commands.send.tracking import LOOK_AT_ONCE, BatchTracking
 from pipeline.errors import BadPayload, CursorMoved, RedisUnavailable
+from pipeline.ledger.intake import CursorStep
 from pipeline.producer import Producer
 from pipeline.records.batch import Purpose
 from pipeline.records.declared import DETECTED, FormatChoice
@@ -27,6 +28,7 @@ REMIND_S: Final = 60.0
 REDIS_RETRY_S: Final = 1.0
 WAIT_S: Final = 0.1
 WATCHED_S: Final = 10.0  # without progress of the watcher; its rounds take a second
+LOOK_S: Final = 0.25  # between two looks at followed files while a chunk waits
 CONFIRM_S: Final = 1.0  # one question a second while a followed file is silent
 
 T = TypeVar("T")
@@ -56,7 +58,8 @@ class Sender:
         self.purpose = purpose
         self.choice = choice
         self.lines = self.batches = self.duplicates = 0
-        self.gone = False  # something of a pipe that nobody can send again
+        self.gone = False  # something that nobody can send again
+        self.while_waiting: Callable[[], None] = lambda: None
         self.kept = ResendBuffer(clock)
         self.pace = FlushPolicy()  # a command that waits for lines reads one source
         self.stands: dict[str, str] = {}  # where the ledger's cursors stand, as far as we know
@@ -67,9 +70,7 @@ class Sender:
         self.told = (0, 0)
         self.began = self.said = self.confirmed = clock()
 
-    def send(
-        self, chunk: Chunk, *, start: int, workload: str, source: str, key: str, cursor_key: str
-    ) -> None:
+    def send(self, chunk: Chunk, *, workload: str, source: str, key: str, cursor_key: str) -> None:
         """Sends a chunk and waits until it is accepted, also while Redis is away or full.
 
         Chunks that a restarted Redis has lost are sent again first. Raises CursorMoved when the resend buffer
@@ -78,7 +79,6 @@ class Sender:
         while True:
             sent = SentChunk(
                 chunk=chunk,
-                start=start,
                 workload=workload,
                 source=source,
                 source_key=key,
@@ -107,7 +107,6 @@ class Sender:
             try:
                 answer = self.producer.send_chunk(
                     sent.chunk,
-                    start=sent.start,
                     workload=sent.workload,
                     source=sent.source,
                     source_key=sent.source_key,
@@ -136,7 +135,7 @@ class Sender:
         if now - (self.full_said or self.full_since) >= (SAY_EVERY_S if first else REMIND_S):
             self.full_said = self.said = now
             self.console.print(f"waiting: {full}", markup=False, soft_wrap=True)
-        time.sleep(full.retry_after_s)
+        self._pause(full.retry_after_s)
 
     def _goes_on(self) -> None:
         if self.full is not None and self.full_said is not None:
@@ -164,6 +163,17 @@ class Sender:
             return Cursor.unpack(stored) if stored else None
         except BadPayload:
             return None  # from the beginning: what was accepted before is recognised by its batch ids
+
+    def pass_over(self, why: str, cursor: Cursor, cursor_key: str) -> None:
+        """Says that lines of a source cannot be found, counts that, and moves the cursor behind them. Raises
+        CursorMoved when the cursor has moved."""
+        self.gone = True
+        self.console.print(why, style="red", markup=False, soft_wrap=True)
+        step = CursorStep(key=cursor_key, cursor=cursor.pack(), after=self.stands[cursor_key])
+        stands = self._ask(lambda: self.producer.ledger.intake.move_cursor(step, lost=1))
+        if stands != step.cursor:
+            raise CursorMoved(f"{cursor_key} was read to another place", stands)
+        self.stands[cursor_key] = stands
 
     def confirm(self, cursor_key: str) -> None:
         """See that Redis still has what it took, or send it again. Raises CursorMoved as `send` does."""
@@ -249,14 +259,11 @@ class Sender:
                 self.confirm_all()
                 if tracking.look():
                     break
+                why = tracking.waits()
             except RedisUnavailable as exc:
                 self._wait(f"waiting: {exc}", REDIS_RETRY_S)
                 continue
-            self._wait(
-                f"{plural(len(tracking.open), 'batch')} {'is' if len(tracking.open) == 1 else 'are'} not "
-                "stored yet",
-                WAIT_S,
-            )
+            self._wait(why, WAIT_S)
         behind = self._watched(tracking) if self.batches else 0
         sentence = tracking.unstored()
         if not sentence and behind:
@@ -294,7 +301,13 @@ class Sender:
         if self.clock() - self.said >= SAY_EVERY_S:
             self.said = self.clock()
             self.console.print(why, markup=False)
-        time.sleep(seconds)
+        self._pause(seconds)
+
+    def _pause(self, seconds: float) -> None:
+        while seconds > 0:
+            self.while_waiting()
+            time.sleep(min(seconds, LOOK_S))
+            seconds -= LOOK_S
 
 
 def _line_of(cursor: str) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pipeline.ledger.ledger import Ledger
+from pipeline.observe.presence import Presence
 from pipeline.records.delivery import half_ids
 from pipeline.redis.connection import answering
 from pipeline.units import plural
@@ -76,6 +77,13 @@ class BatchTracking:
             case _:
                 return [batch_id]
         return []
+
+    def waits(self) -> str:
+        """That batches are not stored yet, and why, where somebody knows. Raises RedisUnavailable."""
+        number = len(self.open)
+        trouble = Presence(self.ledger.client, self.ledger.settings).trouble()
+        why = f": {trouble.reason}" if trouble else ""
+        return f"{plural(number, 'batch')} {'is' if number == 1 else 'are'} not stored yet{why}"
 
     def unwatched(self) -> int:
         """Stored batches that the watcher has not looked at yet, of those that were stored at the first call.

@@ -1,26 +1,30 @@
 """`logweir send`: a producer for files and standard input; waits when the pipeline is full."""
 
 import argparse
+import contextlib
+import os
 import stat
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from pipeline.commands.common import err, print_json, reached, remark, settings_of, standard_input
+from rich.console import Console
+
+from pipeline.commands.common import awaited, err, print_json, remark, settings_of, standard_input
 from pipeline.commands.recognition import choice_of
-from pipeline.commands.send.one_cell import OtherCell, one_cell, stay_in_cell
 from pipeline.commands.send.sender import Sender
 from pipeline.commands.send.tracking import BatchTracking
 from pipeline.errors import BadInput, CursorMoved
 from pipeline.logs import set_up
-from pipeline.producer import Producer, check_name, workload_of_file
+from pipeline.producer import Producer, check_workload, workload_of_file
 from pipeline.records.batch import Purpose, digest
-from pipeline.sources import files, follow
-from pipeline.sources.archives import Source
-from pipeline.sources.bytestreams import is_packed
+from pipeline.sources import files
 from pipeline.sources.chunks import Chunk, Cursor
 from pipeline.sources.folders import Filter
+from pipeline.sources.follow import Follower
+from pipeline.sources.packed.archives import Source
+from pipeline.sources.packed.bytestreams import is_packed
 from pipeline.sources.stdin import Peeked, read_stream
 
 
@@ -36,21 +40,9 @@ def main(args: argparse.Namespace) -> int:
     settings = settings_of(args)
     set_up(settings.stack.log_level)
     purpose, choice = Purpose.BASELINE if args.baseline else Purpose.SCORE, choice_of(args)
-    if args.follow and len(args.files) > 1:
-        raise BadInput("--follow takes one file; start one `logweir send --follow` per file")
-    if "-" in args.files and len(args.files) > 1:
-        raise BadInput("- (standard input) cannot be mixed with files; send them apart")
     console = err()
-    chosen = files.Chosen(paths=())
-    if args.files == ["-"]:
-        standard_input()
-    elif args.follow:
-        _refuse_unfollowable(Path(args.files[0]))
-    else:
-        chosen = files.choose(args.files, Filter(include=args.include, exclude=args.exclude))
-        for note in chosen.notes:
-            remark(console, note)
-    producer = Producer.connect(reached(one_cell(settings, _workloads(args, chosen.paths))))
+    chosen = _chosen(args, console)
+    producer = Producer.connect(awaited(settings, console))
     tracking = BatchTracking(producer.ledger) if args.wait else None
     sender = Sender(
         producer,
@@ -81,11 +73,24 @@ def main(args: argparse.Namespace) -> int:
     return 1 if sender.gone or (tracking is not None and tracking.unstored()) else 0
 
 
-def _workloads(args: argparse.Namespace, paths: Iterable[Path]) -> list[str]:
-    """The workloads that the command line names; members of archives bring their own. Raises BadInput."""
-    if args.workload or args.files == ["-"]:
-        return [check_name("workload", args.workload or "stdin")]
-    return [workload_of_file(path) for path in ([Path(args.files[0])] if args.follow else paths)]
+def _chosen(args: argparse.Namespace, console: Console) -> files.Chosen:
+    """The files to read, none for standard input and a followed file. Raises BadInput."""
+    if args.workload:
+        check_workload(args.workload)
+    if args.follow and len(args.files) > 1:
+        raise BadInput("--follow takes one file; start one `logweir send --follow` per file")
+    if "-" in args.files and len(args.files) > 1:
+        raise BadInput("- (standard input) cannot be mixed with files; send them apart")
+    if args.files == ["-"]:
+        standard_input()
+    elif args.follow:
+        _refuse_unfollowable(Path(args.files[0]))
+    else:
+        chosen = files.choose(args.files, Filter(include=args.include, exclude=args.exclude))
+        for note in chosen.notes:
+            remark(console, note)
+        return chosen
+    return files.Chosen(paths=())
 
 
 def _refuse_unfollowable(path: Path) -> None:
@@ -97,6 +102,8 @@ def _refuse_unfollowable(path: Path) -> None:
         )
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):
         raise BadInput(f"{path} is no regular file and cannot be followed; read a pipe without --follow")
+    if path.exists() and not os.access(path, os.R_OK):
+        raise BadInput(f"{path} may not be read by this user; run `chmod +r` on it or change the user")
 
 
 def _file(sender: Sender, path: Path, workload: str | None) -> None:
@@ -108,8 +115,6 @@ def _file(sender: Sender, path: Path, workload: str | None) -> None:
             break
         except CursorMoved:  # read from where it stands now
             continue
-        except OtherCell:
-            raise
         except BadInput as exc:  # it was a log when the command began
             notes.setdefault(f"{exc}; what comes after it is sent")
             break
@@ -122,7 +127,7 @@ def _texts_of(sender: Sender, path: Path, workload: str | None, notes: dict[str,
     once = not path.is_file()
 
     def begin(source: Source) -> Cursor | None:
-        name = stay_in_cell(sender.producer, sender.settings, workload or workload_of_file(source.named))
+        name = workload or workload_of_file(source.named)
         return sender.begin(_cursor_key(sender, source, name))
 
     for reading in files.read_texts(
@@ -133,9 +138,7 @@ def _texts_of(sender: Sender, path: Path, workload: str | None, notes: dict[str,
         max_bytes=sender.settings.internal.batch_kib * 1024,
         choice=sender.choice,
     ):
-        name = stay_in_cell(
-            sender.producer, sender.settings, workload or workload_of_file(reading.source.named)
-        )
+        name = workload or workload_of_file(reading.source.named)
         if once:
             key = digest("pipe", uuid.uuid4().hex)
             _stream(sender, reading.chunks, workload=name, source=reading.source.name, key=key)
@@ -147,10 +150,9 @@ def _rest_of(sender: Sender, reading: files.TextReading, workload: str) -> None:
     source, place = reading.source, reading.place
     cursor_key = _cursor_key(sender, source, workload)
     key = _source_key(sender, source, place.identity, workload)
-    start, before = place.offset, sender.batches
+    before = sender.batches
     for chunk in reading.chunks:
-        sender.send(chunk, start=start, workload=workload, source=source.name, key=key, cursor_key=cursor_key)
-        start = chunk.cursor.offset
+        sender.send(chunk, workload=workload, source=source.name, key=key, cursor_key=cursor_key)
     if place.offset and sender.batches == before:
         sender.console.print(
             f"{source.name}: nothing new, its {place.line:,} lines were accepted before",
@@ -207,7 +209,6 @@ def _packed_input(sender: Sender, stream: Peeked, workload: str | None) -> None:
     ):
         source = reading.source
         name = workload or (workload_of_file(source.named) if source.member else "stdin")
-        stay_in_cell(sender.producer, sender.settings, name)
         key = digest("stdin", uuid.uuid4().hex)
         _stream(sender, reading.chunks, workload=name, source=source.name, key=key)
     for note in notes:
@@ -217,14 +218,10 @@ def _packed_input(sender: Sender, stream: Peeked, workload: str | None) -> None:
 def _stream(sender: Sender, chunks: Iterable[Chunk], *, workload: str, source: str, key: str) -> None:
     """Sends an input that cannot be read twice. Its cursor only shows a loss in Redis; it is deleted at the
     end."""
-    start = 0
     sender.begin(key)
     for chunk in chunks:
-        send = partial(
-            sender.send, chunk, start=start, workload=workload, source=source, key=key, cursor_key=key
-        )
+        send = partial(sender.send, chunk, workload=workload, source=source, key=key, cursor_key=key)
         sender.saving_the_rest(send, source, key)
-        start = chunk.cursor.offset
     sender.saving_the_rest(partial(sender.confirm, key), source, key)
     sender.forget(key)
 
@@ -234,49 +231,40 @@ def _follow(sender: Sender, path: Path, workload: str | None) -> None:
     workload = workload or workload_of_file(path)
     cursor_key = _cursor_key(sender, Source(path=path), workload)
     sender.console.print(f"following {path}; Ctrl-C stops", markup=False, soft_wrap=True)
+    follower = Follower(
+        path,
+        pace=sender.pace,
+        quiet_s=sender.settings.intake.follow_quiet_s,
+        max_records=sender.settings.internal.batch_records,
+        max_bytes=sender.settings.internal.batch_kib * 1024,
+        choice=sender.choice,
+    )
+    sender.while_waiting = partial(_look, follower)
     while True:
         try:
-            return _follow_from(sender, path, workload, cursor_key)
+            return _follow_from(sender, follower, path, workload, cursor_key)
         except CursorMoved:  # read on from where it stands now
             continue
 
 
-def _follow_from(sender: Sender, path: Path, workload: str, cursor_key: str) -> None:
-    start = sender.begin(cursor_key)
-    place = (start.identity, start.offset) if start else ("", 0)
-    for chunk in _chunks(sender, path, cursor_key, start):
-        if place[0] != chunk.cursor.identity and place[1] and chunk.records["line"].min() == 1:
-            place = ("", 0)  # rotated or truncated: a file of its own, from its beginning
-        key = _source_key(sender, Source(path=path), chunk.cursor.identity, workload)
-        sender.send(
-            chunk,
-            start=place[1],
-            workload=workload,
-            source=str(path),
-            key=key,
-            cursor_key=cursor_key,
-        )
-        sender.note_times()
-        place = (chunk.cursor.identity, chunk.cursor.offset)
+def _look(follower: Follower) -> None:
+    with contextlib.suppress(BadInput):  # it is raised again when chunks are asked for
+        follower.look()
 
 
-def _chunks(sender: Sender, path: Path, cursor_key: str, start: Cursor | None) -> Iterator[Chunk]:
-    absent = False
-    for chunk in follow.follow(
-        path,
-        start=start,
-        stop=lambda: False,
-        from_start=True,
-        pace=sender.pace,
-        max_records=sender.settings.internal.batch_records,
-        max_bytes=sender.settings.internal.batch_kib * 1024,
-        choice=sender.choice,
-    ):
-        if chunk is not None:
-            yield chunk
+def _follow_from(sender: Sender, follower: Follower, path: Path, workload: str, cursor_key: str) -> None:
+    trouble = ""
+    for found in follower.chunks(sender.begin(cursor_key), stop=lambda: False):
+        if isinstance(found, Chunk):
+            key = _source_key(sender, Source(path=path), found.cursor.identity, workload)
+            sender.send(found, workload=workload, source=str(path), key=key, cursor_key=cursor_key)
+            sender.note_times()
+            continue
+        if found is not None:
+            sender.pass_over(found.sentence, found.cursor, cursor_key)
             continue
         sender.say()
         sender.confirm_at_times(cursor_key)
-        if not absent and not path.exists():
-            sender.console.print(f"waiting for {path} to appear", markup=False, soft_wrap=True)
-        absent = not path.exists()
+        if follower.trouble and follower.trouble != trouble:
+            sender.console.print(follower.trouble, markup=False, soft_wrap=True)
+        trouble = follower.trouble

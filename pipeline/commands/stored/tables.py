@@ -71,7 +71,7 @@ def _csv(rows: pl.LazyFrame, path: Path) -> int:
     lines = 0
     with path.open("wb") as file:
         file.write((",".join(rows.collect_schema().names()) + "\n").encode())
-        for some in flat.collect_batches(chunk_size=CHUNK, maintain_order=False):
+        for some in flat.collect_batches(chunk_size=CHUNK, maintain_order=True):
             some.write_csv(file, include_header=False)
             lines += some.height
     return lines
@@ -85,7 +85,7 @@ def _delta(rows: pl.LazyFrame, path: Path) -> int:
         pl.col("lines").cast(pl.Int32),
     )
     lines = 0
-    for some in signed.collect_batches(chunk_size=CHUNK, maintain_order=False):
+    for some in signed.collect_batches(chunk_size=CHUNK, maintain_order=True):
         if some.height:
             some.write_delta(str(path), mode="append")
             lines += some.height

@@ -1,4 +1,4 @@
-"""`logweir units`: the sick host, pod, service or session first, with its reasons."""
+"""`logweir units`: the most unusual host, pod, service or session first, with its reasons."""
 
 import argparse
 from dataclasses import asdict
@@ -26,7 +26,7 @@ def main(args: argparse.Namespace) -> int:
     console = out()
     ranking = found.ranking
     for place, unit in enumerate(ranking.units, start=1):
-        state = "sick, " if unit.sick else ""
+        state = "unusual, " if unit.unusual else ""
         console.print(
             cell(
                 f"{place}. {one_line(unit.unit)}  {state}p {chance(unit.p_value)}, {plural(unit.lines, 'line')}, "
@@ -50,13 +50,10 @@ def _remarks(found: UnitsFound) -> list[str]:
     said = [f"{plural(ranking.judged, 'unit')} by {noun}, beside {plural(ranking.normal, 'normal unit')}"]
     if ranking.among:
         said = [f"{plural(ranking.judged, 'unit')} by {noun}, beside each other: no normal unit was found"]
-    elif ranking.threshold is None:
-        said.append(
-            f"{plural(ranking.normal, 'normal unit')} allow no level below {ranking.least_level:.2g}, so none is "
-            "called sick; give an earlier --normal"
-        )
+    elif ranking.unusual is None:
+        said.append("too few to say what is normal; give an earlier --normal")
     else:
-        said.append(f"{ranking.sick:,} called sick at a level of {ranking.level:g}")
+        said.append(f"{ranking.unusual or 'none'} of them unusual")
     if found.open:
         said.append(f"{plural(found.open, 'session')} may go on and are left out")
     if found.unnamed:

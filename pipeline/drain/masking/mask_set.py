@@ -16,7 +16,7 @@ from typing import Final
 
 import polars as pl
 
-from pipeline.drain.masking.masks import TOKEN, Mask, read, shipped, with_switches
+from pipeline.drain.masking.masks import TOKEN, Mask, read, with_switches
 from pipeline.drain.masking.memo import Memo
 from pipeline.drain.masking.multiline import EMPTY, LINE_END, cleaned, fold, lines_of
 from pipeline.drain.masking.passes import compiled
@@ -25,6 +25,7 @@ from pipeline.errors import BadMask
 from pipeline.records.batch import digest
 from pipeline.records.columns import WORTH, kinds, repeats
 from pipeline.records.verdict import pattern_ids
+from pipeline.settings.toml import shipped_file
 
 # Part of every version: raise it when the code gives another masked line for the same masks.
 ENGINE: Final = "1"
@@ -45,7 +46,7 @@ class MaskSet:
 
         Raises BadMask with the name of the mask at fault.
         """
-        main, switches = read(path or shipped())
+        main, switches = read(path or shipped_file("masks.toml"))
         base = cls.of(with_switches(main, switches))
         if not extra:
             return base

@@ -4,9 +4,6 @@ This file checks every entry alone; `mask_set.py` checks how masks work together
 """
 
 import re
-import sys
-import sysconfig
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import Any, Final
 import polars as pl
 
 from pipeline.errors import BadMask
+from pipeline.settings.toml import read_toml
 
 TOKEN: Final = re.compile(r"<[A-Z0-9_]+>")
 _NAME: Final = re.compile(r"[A-Z0-9_]+")
@@ -101,27 +99,10 @@ class Mask:
         return BadMask(f"mask {self.name}: pattern {shown!r} {why}")
 
 
-def shipped() -> Path:
-    """The shipped masks file: of the checkout, else of the installation. Raises BadMask when both are
-    missing."""
-    places = [
-        Path(__file__).parents[3] / "config",
-        Path(sysconfig.get_path("data")) / "share" / "logweir",
-        Path(sysconfig.get_path("data", sysconfig.get_preferred_scheme("user"))) / "share" / "logweir",
-        Path(sys.prefix) / "share" / "logweir",
-    ]
-    for place in places:
-        if (place / "masks.toml").is_file():
-            return place / "masks.toml"
-    raise BadMask(
-        f"masks.toml is in none of {', '.join(map(str, places))}; reinstall logweir or name a masks file"
-    )
-
-
 def read(path: Path) -> tuple[list[Mask], dict[str, bool]]:
     """The masks of a file, and its switches: mask name -> enabled. Raises BadMask."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = read_toml(path)
     except (OSError, ValueError) as exc:
         raise BadMask(f"masks file {path} cannot be read: {exc}; correct it or name another") from exc
     entries = data.pop("mask", [])

@@ -14,6 +14,7 @@ import msgspec
 
 from pipeline.errors import BadPayload
 from pipeline.gpu.values import DeviceKind, LeaseMode, Need
+from pipeline.records.remembered import remembered
 
 T = TypeVar("T")
 VERSION: Final = 1
@@ -55,7 +56,7 @@ def read_demand(flat: Sequence[bytes]) -> dict[Need, int]:
     return {_form(text): int(count) for text, count in pairs if text}
 
 
-@lru_cache(1024)
+@remembered(1_024, 512)
 def _form(text: bytes) -> Need:
     try:
         mode, memory, compute, devices, kind, cpu, node_memory, same_node, model = text.decode(

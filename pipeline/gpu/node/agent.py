@@ -9,7 +9,6 @@ import os
 import queue
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +24,7 @@ from pipeline.gpu.node.readings import MachineReading, Reading
 from pipeline.gpu.values import HEADROOM_MIB, Report
 from pipeline.logs import logger
 from pipeline.settings import Settings
+from pipeline.upkeep import start_thread
 
 ANSWER_S: Final = 5.0  # a beat waits so long for the driver; a first nvmlInit takes seconds
 # Back-off of opening the driver anew while it is away or a device is lost; doubles.
@@ -225,9 +225,8 @@ class _DriverThread:
             self._pause(now_s)
         answer: queue.SimpleQueue[MachineReading | Exception] = queue.SimpleQueue()
         # A daemon thread: one that hangs in the kernel must not keep the agent from ending.
-        thread = threading.Thread(target=_ask, args=(self.driver, answer, fresh), name="nvml", daemon=True)
         try:
-            thread.start()
+            start_thread("nvml", _ask, self.driver, answer, fresh)
         except RuntimeError as exc:  # the machine has no thread left; a later reading may get one
             answer.put(NoDriver(f"the NVIDIA driver cannot be asked ({exc})"))
         self._answer, self._late = answer, False

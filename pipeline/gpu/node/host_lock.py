@@ -19,10 +19,11 @@ from typing import Final
 from pipeline.errors import LeaseRefused
 from pipeline.logs import logger
 
-# The same for every stack and user of a host, so neither the data directory nor one of a user. A container
-# has its own unless this path is mounted into it. It is sticky, and nothing found there is followed or
-# trusted.
+# The same for every stack of a host, so neither the data directory nor one of a user. A container has its own
+# unless this path is mounted into it. Whoever can open a file there can hold the device, so it is for the
+# accounts of one group (docs/decisions/0047-who-may-hold-a-device.md), and links there are not followed.
 HOST_DIRECTORY: Final = Path("/tmp/logweir-gpu")  # noqa: S108 - see above
+MODE: Final = 0o3770  # new files get the group of the directory; sticky, so none removes another's file
 WAIT_S: Final = 2.0  # the holder before us may be a process that is just ending
 POLL_S: Final = 0.05
 
@@ -92,9 +93,10 @@ def _open(directory: Path, uuid: str) -> int:
     """The file of a device, created if need be; symbolic links are not followed. Raises OSError."""
     with suppress(FileExistsError):
         directory.mkdir(mode=0o700)
-        directory.chmod(0o1777)  # for all users, whatever the umask; sticky, so none removes another's file
+        directory.chmod(MODE)  # whatever the umask
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
+        _check_accounts(directory, os.fstat(folder))
         name, plain = _name(uuid), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         while True:
             # Not O_CREAT on what is there: the kernel forbids that for another user's file in a sticky
@@ -104,8 +106,8 @@ def _open(directory: Path, uuid: str) -> int:
                 break
             except FileNotFoundError:
                 with suppress(FileExistsError):
-                    fd = os.open(name, plain | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
-                    os.fchmod(fd, 0o666)
+                    fd = os.open(name, plain | os.O_CREAT | os.O_EXCL, 0o660, dir_fd=folder)
+                    os.fchmod(fd, 0o660)
                     break
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
@@ -113,6 +115,13 @@ def _open(directory: Path, uuid: str) -> int:
         return fd
     finally:
         os.close(folder)
+
+
+def _check_accounts(directory: Path, info: os.stat_result) -> None:
+    """Raises OSError for a directory in which accounts of no group of ours could hold a device."""
+    ours = info.st_uid in (0, os.geteuid()) or info.st_gid in (os.getegid(), *os.getgroups())
+    if not ours or info.st_mode & stat.S_IWOTH:
+        raise OSError(errno.EPERM, f"others may write in {directory}")
 
 
 def _name(uuid: str) -> str:

@@ -12,6 +12,7 @@ from typing import Final
 from pipeline.gpu.node.mps import DEFAULT_DIRECTORY, PATHS, clients, find
 from pipeline.gpu.values import MpsUse
 from pipeline.logs import logger
+from pipeline.upkeep import start_thread
 
 LOOK_S: Final = 5.0  # between two looks: each asks a daemon by two processes
 OLD_S: Final = 30.0  # a look that hangs says nothing for longer
@@ -40,10 +41,7 @@ class MpsWatch:
         running = self._look is not None and self._look.is_alive()
         if not running and now - self._began_s >= LOOK_S:
             self._began_s = now
-            self._look = threading.Thread(
-                target=self._ask_all, args=(tuple(uuids), now), name="mps", daemon=True
-            )
-            self._look.start()
+            self._look = start_thread("mps", self._ask_all, tuple(uuids), now)
         seen_s, found = self._found
         return found if now - seen_s < OLD_S else {}
 

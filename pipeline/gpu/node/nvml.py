@@ -13,6 +13,7 @@ from typing import Any, Final
 from pipeline.errors import NoDriver
 from pipeline.gpu.node.readings import DriverEvent, MachineReading, Reading
 from pipeline.gpu.values import Process
+from pipeline.imports import install_hint
 
 MIB: Final = 1 << 20
 # Numbers of nvml.h, which never change; the names of some are missing in older nvidia-ml-py.
@@ -54,7 +55,7 @@ class Nvml:
         try:
             import pynvml
         except ModuleNotFoundError as exc:
-            raise NoDriver("the package nvidia-ml-py is not installed: pip install 'logweir[gpu]'") from exc
+            raise NoDriver(f"the package nvidia-ml-py is not installed: {install_hint('gpu')}") from exc
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as exc:

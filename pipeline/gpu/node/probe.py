@@ -4,12 +4,12 @@ import ctypes
 import json
 import subprocess
 import sys
-import threading
 from dataclasses import dataclass
 from typing import Final
 
 from pipeline.gpu.node.nvml import LIBRARY
 from pipeline.logs import logger
+from pipeline.upkeep import start_thread
 
 # Older nvidia-ml-py say bytes.
 PROBE: Final = """
@@ -73,7 +73,7 @@ def probe_devices(timeout_s: float = 5.0) -> Probed | None:
     except subprocess.TimeoutExpired:
         child.kill()
         # A thread reaps the child when the driver lets go of it.
-        threading.Thread(target=child.communicate, name="nvml-probe", daemon=True).start()
+        start_thread("nvml-probe", child.communicate)
         return Probed(trouble=f"the driver did not answer within {timeout_s:g} s")
     try:
         count, driver, devices = json.loads(output)

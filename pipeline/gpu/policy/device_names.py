@@ -2,10 +2,11 @@
 their whole names."""
 
 import re
-from functools import lru_cache
+
+from pipeline.records.remembered import remembered
 
 
-@lru_cache(4096)
+@remembered(4_096, 200)
 def names_model(name: str, models: str) -> bool:
     """Whether the name of a device has one of the models (`A100` or `A100|H100`) as a whole word or words."""
     return any(

@@ -108,8 +108,6 @@ def loaded_encoder(config: ModelConfig, tokenizer: LineTokenizer, bundle: Path) 
 
 
 def _read(directory: Path) -> Any:
-    with (directory / bundles.WEIGHTS).open("rb") as file:
-        bundles.weights_header(file, (directory / bundles.WEIGHTS).stat().st_size)
     settings = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     inner, report = AutoModelForMaskedLM.from_pretrained(
         directory,

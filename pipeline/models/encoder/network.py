@@ -17,8 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from pipeline.models.config import ModelConfig, NetworkKind
-from pipeline.models.fits.world import WHOLE
-from pipeline.models.lexicon import Bools, EncodedLines, rectangles
+from pipeline.models.lexicon import Bools, EncodedLines
 from pipeline.models.tokenizer import Ints, LineTokenizer, Specials
 
 _LOG_Z_WEIGHT: Final = 0.1  # of (log Z)^2 in the loss, as in models/causal.py
@@ -44,23 +43,18 @@ class EncoderNetwork(nn.Module):
         hidden[[*self.specials, *tokenizer.fixed]] = False
         self.register_buffer("may_hide", hidden, persistent=False)  # (V,)
 
-    def loss(self, ids: torch.Tensor, rows: slice = WHOLE) -> tuple[torch.Tensor, torch.Tensor]:
+    def loss(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(loss to minimise, NLL in nats per hidden piece) of (B, T) lines from [CLS] to [SEP].
 
-        Draws the hidden pieces from torch's global generator: one of K, and one of each line at least. Of
-        `rows` alone the two are the parts of these lines in the means over the whole batch.
+        Draws the hidden pieces from torch's global generator: one of K, and one of each line at least.
         """
         may = cast("torch.Tensor", self.may_hide)[ids]
         draw = torch.rand(ids.shape).to(ids.device).masked_fill(~may, 2.0)
         hide = may & ((draw < 1.0 / self.strides) | (draw == draw.min(dim=1, keepdim=True).values))
-        hidden, ids, hide = hide.sum(), ids[rows], hide[rows]
-        if not len(ids):
-            return ids.new_zeros((), dtype=torch.float32), ids.new_zeros((), dtype=torch.float32)
         logits, targets = self._logits(ids, hide), ids[hide]  # (N, V), (N,)
         log_z = logits.logsumexp(1)
-        share = hide.sum() / hidden
-        nll = share * (log_z - logits.gather(1, targets[:, None])[:, 0]).mean()
-        return (nll + share * _LOG_Z_WEIGHT * (log_z * log_z).mean() if self.normalised else nll), nll
+        nll = (log_z - logits.gather(1, targets[:, None])[:, 0]).mean()
+        return (nll + _LOG_Z_WEIGHT * (log_z * log_z).mean() if self.normalised else nll), nll
 
     def target_nll(self, ids: torch.Tensor, hide: torch.Tensor) -> torch.Tensor:
         """(N,) nats, at least 0, of the N hidden pieces of (B, T) rows, in row-major order."""
@@ -100,7 +94,7 @@ def masked_surprisals(network: EncoderNetwork, lines: EncodedLines, device: torc
         room = min(room, network.strides * _LOGITS // network.vocab_size)
     stride = strides(lines.scored, lines.start, network.strides)
     with torch.inference_mode():
-        for places, real in rectangles(lines.start, room):
+        for places, real in lines.rectangles(room):
             ids = framed_rows(lines.ids[places], real, network.specials)
             which = np.where(real & lines.scored[places], stride[places], -1)
             for k in range(network.strides):

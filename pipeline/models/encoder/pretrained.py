@@ -7,7 +7,7 @@ from typing import Any, Self
 from pipeline.errors import BadInput, LogweirError
 from pipeline.models import bundle as bundles
 from pipeline.models.encoder.directory import read_settings_json
-from pipeline.models.tokenizer import Ints, LineTokenizer, Specials, flattened
+from pipeline.models.tokenizer import LineTokenizer, Specials
 
 
 class PretrainedTokenizer(LineTokenizer):
@@ -48,10 +48,6 @@ class PretrainedTokenizer(LineTokenizer):
         found = cls(inner, sorted(set(tokens)), max_tokens)
         found.specials, found.special_names = Specials(*ids), names
         return found
-
-    def flat_pieces(self, words: Sequence[str]) -> tuple[Ints, Ints]:
-        encodings = self._inner.encode_batch([f" {word}" for word in words], add_special_tokens=False)
-        return flattened([encoding.ids for encoding in encodings])
 
 
 def _text(token: Any) -> str:

@@ -1,6 +1,4 @@
 -- Shared by every script: one clock (Redis TIME, so that no machine's clock counts) and hash reading.
--- Redis before 7.0 needs effects replication switched on before a script writes after reading TIME.
-if redis.replicate_commands then redis.replicate_commands() end
 local function now_ms()
   local t = redis.call('TIME')
   return t[1] * 1000 + math.floor(t[2] / 1000)
@@ -13,6 +11,12 @@ end
 -- A claim counts only while its number is the newest and its deadline has not passed.
 local function holds(batch, seq)
   return batch.seq == seq and batch.owner ~= nil and batch.owner ~= '' and tonumber(batch.deadline) > now_ms()
+end
+-- Of a batch among those in flight: its lane (0 fresh, 1 backfill, 2 rescored), and then when it was accepted. So the oldest of
+-- a lane is the first one of a range (ledger/backlog.py).
+local function in_flight_score(kind, backfill, accepted_ms)
+  local lane = kind == 'rescore' and 2 or (backfill == '1' and 1 or 0)
+  return lane * 2 ^ 42 + tonumber(accepted_ms or '0')
 end
 -- What is kept of a batch that has ended, for `keep_s`: what tells it from a new one, and what became of it.
 local function keep_slim(key, batch, state, keep_s)

@@ -92,7 +92,7 @@ def _administer(client: "redis.Redis", *words: str) -> list[bytes | str]:
             f"this Redis user may not change users ({exc}); use one with the right to ACL in REDIS_URL"
         ) from exc
     except redis.ResponseError as exc:
-        raise BadInput(f"Redis does not take the user ({exc}); it needs version 6.2 or newer") from exc
+        raise BadInput(f"Redis does not take the user ({exc}); its version must be 7.0 or newer") from exc
     return list(answer) if isinstance(answer, list | tuple) else [""] * int(answer not in (0, b"0"))
 
 

@@ -23,10 +23,11 @@ from pipeline.controller.watchlist import check_pattern, covers
 from pipeline.errors import BadInput
 from pipeline.gpu.policy.fairness import is_name
 from pipeline.gpu.values import TENANT
-from pipeline.producer import check_name
+from pipeline.producer import check_workload
 from pipeline.redis.connection import answering, now_ms, text_map
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
+from pipeline.upkeep import start_awaited_task
 
 MAX_KEYS: Final = 1_000
 MAX_KEY_NAME: Final = 60
@@ -130,7 +131,7 @@ class SenderKeys:
         if not name or len(name) > MAX_KEY_NAME or not name.isprintable():
             raise BadInput(f"{name[:40]!r} is no name of a key; use 1 to {MAX_KEY_NAME} printable characters")
         if workload:
-            check_name("workload", workload)
+            check_workload(workload)
         if tenant and (not _OF_TENANTS & set(wanted) or not is_name(tenant)):
             raise BadInput(
                 f"tenant {tenant[:60]!r} is not usable; use letters, digits, dots, dashes and underscores, at "
@@ -178,7 +179,7 @@ class SenderKeys:
         if (ring := self.recent()) is not None:
             return ring
         if self._reading is None or self._reading.done():
-            self._reading = asyncio.create_task(asyncio.to_thread(self.lately))
+            self._reading = start_awaited_task("keys", asyncio.to_thread(self.lately))
         return await asyncio.shield(self._reading)
 
     def recent(self) -> KeyRing | None:

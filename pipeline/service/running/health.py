@@ -1,19 +1,18 @@
 """The health of a worker, a role or all of them.
 
 Live: a recent heartbeat and no stall. A stalled worker takes nothing from a queue with work, or its loop
-stands still. Ready: it also answers under the live model version, where it answers under one.
+stands still. Ready: it also answers under the live model version, or an earlier one if this machine cannot
+read that, where it answers under one.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import redis
 
-from pipeline.messages.routing import stage_queues
 from pipeline.models.registry import Registry
 from pipeline.observe.embedded import called
 from pipeline.observe.presence import Presence, WorkerView
-from pipeline.records.delivery import Stage
 from pipeline.redis.attach import running
 from pipeline.redis.keys import SHARED, WORKER_TTL_S
 from pipeline.service.running.values import PipelineHealth, WorkerHealth
@@ -31,6 +30,8 @@ def read_health(
     """The health of a worker or role; `target` "": of all there should be. Raises RedisUnavailable."""
     found, missing = _looked_at(client, settings, target, ready=ready)
     why = missing or "; ".join(f"{one.name} {one.why}" for one in found if one.why)
+    if ready and not why:
+        why = _without_model(client, settings, found)
     return PipelineHealth(ok=not why, why=why, workers=found)
 
 
@@ -57,31 +58,30 @@ def _looked_at(
         for w, silent_s in heard
         if target in ("", w.name, w.role, *w.queues)
     ]
-    well = {h.name for h in chosen if not h.why}
-    idle = _unserved(settings, {queue for w, _ in heard if w.name in well for queue in w.queues})
     if not target:
-        return _everybody(settings, chosen, idle)
+        return _everybody(settings, chosen)
     if not chosen:
         names = ", ".join(sorted({w.role for w, _ in heard})) or "none"
         return [], f"no worker or role {target!r} was heard of; the roles that were: {names}"
-    if target == "drain" and idle and well:
-        return chosen, f"nobody serves {', '.join(idle)}; see the logs of those, or start them"
     # Of several workers of a role, one that is well does the work; of a name there is one.
     if all(h.name != target for h in chosen) and any(not h.why for h in chosen):
         return [h for h in chosen if not h.why], ""
     return chosen, ""
 
 
-def _unserved(settings: Settings, served: Collection[str]) -> list[str]:
-    """The drain shards that no worker serves, if there are several: each has its own workloads."""
-    if settings.drain.shards == 1:
-        return []  # the role says it
-    return [queue for queue in stage_queues(Stage.DRAIN, settings.drain.shards) if queue not in served]
+def _without_model(client: "redis.Redis", settings: Settings, found: Sequence[WorkerHealth]) -> str:
+    """That none of the workers can read any version of the shared model; "" if one can, or none has to."""
+    live, faults = Registry(client, settings).snapshot()
+    answering = [one.name for one in found if one.role in ANSWERING]
+    if live is None or live.version not in faults or not answering:
+        return ""
+    serving = Presence(client, settings).serving()
+    if any(SHARED in serving[name].versions for name in answering if name in serving):
+        return ""
+    return f"no version of the model can be read: {live.version}: {faults[live.version]}"
 
 
-def _everybody(
-    settings: Settings, found: Sequence[WorkerHealth], unserved: Sequence[str]
-) -> tuple[list[WorkerHealth], str]:
+def _everybody(settings: Settings, found: Sequence[WorkerHealth]) -> tuple[list[WorkerHealth], str]:
     """Checks the processes of the embedded stack, or without one every needed role."""
     well = {h.name for h in found if not h.why}
     state = running(settings.data.dir)
@@ -91,7 +91,7 @@ def _everybody(
         wanted = {called(settings, str(name), embedded=True) for name in names}
         missing = sorted(wanted - {h.name for h in found})
     else:
-        missing = sorted((set(NEEDED) - {h.role for h in found if h.name in well}) | set(unserved))
+        missing = sorted(set(NEEDED) - {h.role for h in found if h.name in well})
     reporting = [h for h in found if h.silent_s < WORKER_TTL_S or (state is not None and h.name not in well)]
     if not missing:
         return reporting, ""

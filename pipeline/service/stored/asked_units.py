@@ -1,4 +1,4 @@
-"""The question which units are sick, and its answer; a client that asks the API needs no columns for them."""
+"""The question which units are unusual, and its answer; a client of the API needs no columns for them."""
 
 from dataclasses import dataclass
 from datetime import datetime

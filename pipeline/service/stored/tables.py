@@ -5,8 +5,9 @@ import io
 import polars as pl
 
 from pipeline.errors import BadInput
+from pipeline.records.result_query import ResultQuery
 from pipeline.report.export import FORMULA_MARKS
-from pipeline.service.lines import line_rows
+from pipeline.service.lines import chosen_names, line_rows
 from pipeline.service.questions import LinesAsked
 from pipeline.service.stored.values import TablePage
 from pipeline.sinks.answers.answers import Answers
@@ -24,7 +25,13 @@ def table_page(answers: Answers, asked: LinesAsked, kind: str) -> TablePage:
             rows.write_parquet(file, compression="zstd", compression_level=3)
         case _:
             raise BadInput(f"there is no table of the kind {kind[:40]!r}; take csv or parquet")
-    return TablePage(body=file.getvalue(), lines=rows.height, next=following)
+    missing = 0
+    if asked.cursor is None:
+        names = chosen_names(answers, asked.workload, asked.only)
+        missing = answers.missing_rows(
+            ResultQuery(limit=1, since=asked.since, until=asked.until, workloads=names)
+        )
+    return TablePage(body=file.getvalue(), lines=rows.height, next=following, missing=missing)
 
 
 def flat_rows(rows: pl.LazyFrame) -> pl.LazyFrame:

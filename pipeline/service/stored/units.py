@@ -1,4 +1,4 @@
-"""Which unit is sick: hosts, pods, services or sessions in order, each with its reasons.
+"""Which unit is unusual: hosts, pods, services or sessions in order, each with its reasons.
 
 Normal is a span before: each of its units, in each window as long as the span that is asked for, is one
 normal unit. A session has no windows. It belongs to the span of its last line, with all of its lines.
@@ -32,14 +32,15 @@ from pipeline.watching.units.unit_lines import UnitFold, UnitTable, unit_lines
 MAX_JUDGED: Final = 20_000  # units; those with the most flagged lines and findings
 MAX_NORMAL: Final = 5_000  # units, drawn by chance
 _COLUMNS: Final = (
-    "timestamp", "timed", "pattern_id", "template_id", "anomalous", "p_value", "message", "source",
+    "timestamp", "timed", "pattern_id", "template_id", "anomalous", "p_value", "reasons", "message",
+    "source",
 )  # fmt: skip
 
 
 def stored_units(
     answers: Answers, client: "redis.Redis | None", settings: Settings, asked: UnitsAsked, *, now: datetime
 ) -> UnitsFound:
-    """The sick units first. Without Redis templates are named by numbers. Raises BadInput, and as
+    """The most unusual first. Without Redis templates are named by numbers. Raises BadInput, and as
     `Answers` does."""
     table, unnamed = _folded(answers, settings, asked)
     judged, normal, waiting = _parted(table, settings, asked, now)
@@ -90,7 +91,8 @@ def fold_units(
         if column is None:
             sessions.add(page, found)
             continue
-        unit = page[column]
+        # A finding of the watcher belongs to no file.
+        unit = page.select(pl.when(~found).then(column))[column] if by == "source" else page[column]
         window = (page["timestamp"].to_physical() - since_us) // width_us
         unnamed += int((unit.is_null() & ~found).sum())
         fold.add(unit_lines(page, unit, window, found))

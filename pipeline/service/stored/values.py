@@ -10,7 +10,7 @@ from typing import Final
 from pipeline.service.values import Line
 
 COMPARED_SPAN: Final = "1h"
-SESSION_SPAN: Final = "7d"
+NEWS_SPAN: Final = "24h"
 SESSION_RECORDS: Final = 500
 VALUED_LINES: Final = 500  # lines whose values are counted
 
@@ -75,6 +75,39 @@ class Comparison:
     compared: int
     alike: int
     lines: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewLine:
+    """A calm template unlike all that training has seen, with its strangest record, which came `at` a time.
+
+    `why`: a sentence without a full stop. `usual`: the word that most often stood where the record has
+    another one, "" where more differs. `first`, `last`: of all its records in the span."""
+
+    workload: str
+    template_id: int
+    message: str
+    level: str | None
+    why: str
+    usual: str
+    score: float
+    records: int
+    first: datetime
+    last: datetime
+    at: datetime
+    record_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewsPage:
+    """Calm lines never said before, the newest 24 hours of the span first, in each the strangest first.
+
+    `missing`: stored lines that could not be looked at, because their files are gone."""
+
+    news: list[NewLine]
+    since: datetime
+    until: datetime
+    missing: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,8 +214,10 @@ class TemplateValues:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePage:
-    """Stored lines as a file of a kind. `next`: the cursor of the older ones, None at the end."""
+    """Stored lines as a file of a kind. `next`: the cursor of the older ones, None at the end. `missing`: of
+    the first page, the stored lines of the whole span whose files are gone."""
 
     body: bytes
     lines: int
     next: str | None
+    missing: int = 0

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import polars as pl
 
+from pipeline.records.news import NewsQuery
 from pipeline.records.pattern_query import PatternQuery
 from pipeline.records.result_query import ResultQuery
 
@@ -48,6 +49,19 @@ class Answers(Protocol):
         """How many lines each workload has in equal parts of a span: RATE_SCHEMA, by workload.
 
         The other span, the order and the limit of the query do not count."""
+
+    def news(self, query: NewsQuery) -> pl.DataFrame:
+        """The templates of calm new lines, the strangest first: NEWS_SCHEMA.
+
+        They are found also where the other lines of their time have expired."""
+
+    def not_read(self) -> int:
+        """Stored lines that the last question for lines, patterns or news did not see, because their files
+        are gone."""
+
+    def missing_rows(self, query: ResultQuery) -> int:
+        """Stored lines of this span and these workloads whose files are gone, whatever else the query
+        says."""
 
     def cancel(self) -> None:
         """Ends the question that is asked now, if any."""

@@ -24,6 +24,7 @@ from pipeline.errors import AnswerCancelled, BadInput, BadPayload, SinkUnavailab
 from pipeline.sinks.answers.bounds import LIMIT_S, MEMORY
 from pipeline.sinks.part_files import MESSAGE_AT
 from pipeline.sinks.results import damaged_file
+from pipeline.upkeep import start_thread
 
 THREADS: Final = 2
 SPILL: Final = "4GB"  # temporary files of sorts and groups beyond MEMORY
@@ -133,10 +134,7 @@ class Engine:
             return
         self._cancelled = False
         self._alarm, over = threading.Event(), threading.Event()
-        watch = threading.Thread(
-            target=self._watch, args=(self._alarm, over), name="answer-limit", daemon=True
-        )
-        watch.start()
+        watch = start_thread("answer-limit", self._watch, self._alarm, over)
         try:
             yield
         except duckdb.InterruptException as exc:
@@ -241,12 +239,17 @@ class Engine:
 
     def _damage(self, exc: duckdb.Error) -> BadPayload | SinkUnavailable:
         every = [file.path for files in self._files.values() for file in files]
-        place = damaged_file(every) or self._place
+        place = damaged_file(every)
         first, *_ = str(exc).splitlines()
         denied = os.strerror(errno.EACCES)
         if denied in first:  # whole, so nobody may be told to remove it
             return SinkUnavailable(
-                f"results cannot be read from {place} ({denied}); give the right to read them"
+                f"results cannot be read from {place or self._place} ({denied}); give the right to read them"
+            )
+        if place is None:
+            return SinkUnavailable(
+                f"the question about {self._place} cannot be answered now ({first}); ask again, and look at the "
+                "space on the disks of the results and of temporary files if it stays so"
             )
         return BadPayload(
             f"results cannot be read from {place} ({first}); remove the damaged file and run again"

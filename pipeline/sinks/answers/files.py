@@ -8,6 +8,7 @@ from typing import Final
 
 import polars as pl
 
+from pipeline.records.news import NewsQuery
 from pipeline.records.pattern_query import PatternQuery
 from pipeline.records.result_query import ResultQuery
 from pipeline.records.schema import RESULT_SCHEMA
@@ -15,6 +16,7 @@ from pipeline.sinks.answers.around import NEIGHBOURHOOD, with_context
 from pipeline.sinks.answers.bounds import LIMIT_S, MEMORY
 from pipeline.sinks.answers.engine import Engine
 from pipeline.sinks.answers.lines import matching_lines, near_lines, newest_lines, newest_time
+from pipeline.sinks.answers.news import calm_news
 from pipeline.sinks.answers.patterns import pattern_page
 from pipeline.sinks.answers.rates import workload_rates
 from pipeline.sinks.answers.stored import files_of_rates, finding_files, line_files
@@ -54,6 +56,7 @@ class FileAnswers:
 
     def lines(self, query: ResultQuery) -> pl.DataFrame:
         """As the protocol says."""
+        self.sink.files.not_found.clear()
         table = ResultTable.FINDINGS if query.anomalous else ResultTable.LINES
         parts = self.sink.parts(since=query.since, until=query.end, workloads=query.workloads, table=table)
 
@@ -79,6 +82,7 @@ class FileAnswers:
 
     def patterns(self, query: PatternQuery) -> pl.DataFrame:
         """As the protocol says."""
+        self.sink.files.not_found.clear()
         now = files_of_rates(self.sink, query.since, query.until, query)
         then = None if query.against is None else files_of_rates(self.sink, *query.against, query)
         return pattern_page(self.engine, query, now, then)
@@ -86,6 +90,22 @@ class FileAnswers:
     def rates(self, query: PatternQuery) -> pl.DataFrame:
         """As the protocol says."""
         return workload_rates(self.engine, query, files_of_rates(self.sink, query.since, query.until, query))
+
+    def news(self, query: NewsQuery) -> pl.DataFrame:
+        """As the protocol says."""
+        self.sink.files.not_found.clear()
+        parts = self.sink.parts(
+            since=query.past, until=query.until, workloads=query.workloads, table=ResultTable.FINDINGS
+        )
+        return calm_news(self.engine, finding_files(self.sink, parts), query)
+
+    def not_read(self) -> int:
+        """As the protocol says."""
+        return sum(self.sink.files.not_found.values())
+
+    def missing_rows(self, query: ResultQuery) -> int:
+        """As the protocol says."""
+        return self.sink.missing_rows(since=query.since, until=query.end, workloads=query.workloads)
 
     def cancel(self) -> None:
         """As the protocol says."""

@@ -9,7 +9,9 @@ import polars as pl
 from pipeline.opensearch import newest
 from pipeline.opensearch.client import opensearch_client
 from pipeline.opensearch.neighbours import neighbours
+from pipeline.opensearch.news import news_documents
 from pipeline.opensearch.patterns import pattern_counts, rate_counts
+from pipeline.records.news import NewsQuery
 from pipeline.records.pattern_query import PatternQuery
 from pipeline.records.result_query import ResultQuery
 from pipeline.settings import Settings
@@ -57,6 +59,19 @@ class IndexAnswers:
         """As the protocol says."""
         self._stop.clear()
         return rate_counts(self._client, self._settings, query, stop=self._stop)
+
+    def news(self, query: NewsQuery) -> pl.DataFrame:
+        """As the protocol says."""
+        self._stop.clear()
+        return news_documents(self._client, self._settings, query, stop=self._stop)
+
+    def not_read(self) -> int:
+        """None: a document is there or it is not."""
+        return 0
+
+    def missing_rows(self, query: ResultQuery) -> int:  # noqa: ARG002
+        """As `not_read`."""
+        return 0
 
     def cancel(self) -> None:
         """As the protocol says; a request that the server has is waited for."""

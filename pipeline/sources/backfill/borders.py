@@ -4,15 +4,15 @@ A border depends on the bytes of the object alone. The piece before it ends ther
 begins there, so every line is in exactly one piece and no stack trace is cut. Readers agree by writing the
 first answer to Redis (plans.py)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from pipeline.records.declared import FormatChoice
-from pipeline.sources.bytestreams import LOOK_BYTES, is_plain
 from pipeline.sources.elements import element_kind
 from pipeline.sources.formats_delimited import is_layout
 from pipeline.sources.framing import MAX_RECORD_BYTES, Framer
-from pipeline.sources.lines import LineCutter
+from pipeline.sources.lines import LineCutter, sample
+from pipeline.sources.packed.bytestreams import LOOK_BYTES, is_plain
 
 # Bytes of a text by offset and size, b"" behind its end.
 ReadAt = Callable[[int, int], bytes]
@@ -35,15 +35,10 @@ def may_cut(first: bytes, choice: FormatChoice) -> bool:
     return not any(map(is_layout, framer.formats))
 
 
-def sample(read: ReadAt, framer: Framer) -> None:
-    """Gives the framer the beginning of the text as its sample."""
-    cutter, at = LineCutter(), 0
-    while not framer.settled:
-        block = read(at, BLOCK_BYTES)
-        if not block:
-            framer.look(cutter.finish()["raw"], final=True)
-            return
-        framer.look(cutter.push(block)["raw"])
+def blocks(read: ReadAt, at: int = 0) -> Iterator[bytes]:
+    """The blocks of a text from an offset on."""
+    while block := read(at, BLOCK_BYTES):
+        yield block
         at += len(block)
 
 
@@ -56,19 +51,15 @@ def border(read: ReadAt, offset: int, limit: int, choice: FormatChoice) -> int |
     if start is None or start >= offset:
         return start
     framer, cutter = Framer(choice=choice), LineCutter(offset=start)
-    sample(read, framer)
-    at = start
-    while at < limit + BEFORE:  # a record is known to end when the first line of the next one is read
-        block = read(at, BLOCK_BYTES)
-        if not block:
-            return None
-        at += len(block)
+    sample(blocks(read), framer)
+    for block in blocks(read, start):
         rows = cutter.push(block)
-        if not rows.height:
-            continue
-        for end in framer.feed_frame(rows)["end"].to_list():
+        for end in framer.feed_frame(rows)["end"].to_list() if rows.height else ():
             if end >= offset:  # negative within a long line
                 return end if end < limit else None
+        start += len(block)
+        if start >= limit + BEFORE:  # a record is known to end when the first line of the next one is read
+            break
     return None
 
 
@@ -77,13 +68,12 @@ def _line_start(read: ReadAt, offset: int, limit: int) -> int | None:
     if not offset:
         return 0
     at = offset - 1
-    while at < limit:
-        block = read(at, BLOCK_BYTES)
+    for block in blocks(read, at):
         found = block.find(b"\n")
         if found >= 0:
             start = at + found + 1
             return start if start < limit else None
-        if not block:
-            return None
         at += len(block)
+        if at >= limit:
+            break
     return None

@@ -5,28 +5,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pipeline.records.declared import FormatChoice
-from pipeline.sources.archives import Source
+from pipeline.records.declared import DETECTED, FormatChoice
 from pipeline.sources.backfill.archive import Archive, opened
-from pipeline.sources.backfill.borders import ReadAt, border, sample
+from pipeline.sources.backfill.borders import ReadAt, blocks, border
 from pipeline.sources.backfill.pieces import Piece
-from pipeline.sources.chunks import Assembly, Chunk, Cursor
+from pipeline.sources.chunks import Assembly, Chunk, Cursor, Limits
 from pipeline.sources.files import TextReading, read_object
-from pipeline.sources.unpacking import Note
+from pipeline.sources.lines import sample
+from pipeline.sources.packed.archives import Source
+from pipeline.sources.packed.unpacking import Note
 
 RANGE_BYTES: Final = 4 * 2**20
 
 # The stored cursor of a text of this piece; None where it was never read.
 Begin = Callable[[Source], Cursor | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Of a chunk, and how its records are recognised."""
-
-    max_records: int
-    max_bytes: int
-    choice: FormatChoice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +65,7 @@ def read_piece(
             identity=piece.identity,
             note=note,
             begin=begin,
-            max_records=limits.max_records,
-            max_bytes=limits.max_bytes,
-            choice=limits.choice,
+            **limits,
         )
 
 
@@ -83,14 +73,12 @@ def _range(archive: Archive, piece: Piece, begin: Begin, borders: Borders, limit
     def read(offset: int, size: int) -> bytes:
         return archive.read(piece.object, offset, size)
 
-    first, last = borders.range_of(piece, read, limits.choice)
+    first, last = borders.range_of(piece, read, limits.get("choice", DETECTED))
     source = Source(path=Path(archive.shown(piece.name)))
     place = begin(source)
     if place is None or not first <= place.offset <= last:
         place = Cursor(path=piece.name, identity=piece.identity, offset=first)
-    assembly = Assembly(
-        place, max_records=limits.max_records, max_bytes=limits.max_bytes, choice=limits.choice
-    )
+    assembly = Assembly(place, **limits)
     return TextReading(source=source, place=place, chunks=_chunks(read, assembly, place, first, last))
 
 
@@ -98,7 +86,7 @@ def _chunks(read: ReadAt, assembly: Assembly, place: Cursor, first: int, last: i
     if place.offset >= last:
         return
     if place.offset:
-        sample(read, assembly.framer)
+        sample(blocks(read), assembly.framer)
     at = place.offset
     while at < last:
         block = read(at, min(RANGE_BYTES, last - at))

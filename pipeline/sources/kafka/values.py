@@ -2,8 +2,8 @@
 
 A value is one record: a JSON document as Filebeat, Vector or Fluent Bit write it, or text. Other formats
 hold several (`format` of the source). Documents tell their workload by the rules of `_bulk`. Headers tell it
-by the same rules for all others, and the topic where no header does. A stack trace that a shipper sent line
-by line becomes one record again, within one batch.
+by the same rules for all others, and the topic where no header does. The texts of one key are the lines of
+one stream, in which stage ingest joins stack traces.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,14 +15,13 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from pipeline.logs import logger
-from pipeline.records.pushed import LATEST, PushedRecords, column_of, joined_records
+from pipeline.records.pushed import LATEST, PushedRecords, column_of, joined_records, stream_numbers
 from pipeline.settings.kafka import KafkaSource
-from pipeline.sources.protocols import workloads
-from pipeline.sources.protocols.binary import shown_bytes
+from pipeline.sources.protocols import otlp_json, workloads
 from pipeline.sources.protocols.contract import Decoder, Hints, Undecodable
 from pipeline.sources.protocols.document_fields import DocumentFields
-from pipeline.sources.protocols.joining import continuations, heads, joined_text
 from pipeline.sources.protocols.json_documents import posted_documents
+from pipeline.sources.protocols.json_text import shown_bytes
 from pipeline.sources.protocols.lines import decode_posted
 
 # The place of a record in its partition is the offset where a value is one record. Where it holds several, it
@@ -112,9 +111,11 @@ def _decoded(source: KafkaSource, topic: str, records: Sequence[KafkaRecord], de
 def _decoder(name: str) -> Decoder:
     if name == "lines":
         return decode_posted
+    if name == "otlp-json":
+        return otlp_json.decode_json
     from pipeline.sources.protocols import otlp  # protobuf is of the extra, and only this format needs it
 
-    return otlp.decode_json if name == "otlp-json" else otlp.decode_protobuf
+    return otlp.decode_protobuf
 
 
 # ---- one record a value --------------------------------------------------------------------------
@@ -130,7 +131,7 @@ def _whole_values(source: KafkaSource, topic: str, records: Sequence[KafkaRecord
             found.why = found.why or "the value is binary and no text; name its format in kafka_source"
             continue
         text = value.decode("utf-8", "replace").removeprefix("\ufeff").rstrip("\r\n")
-        if text.lstrip()[:1] == "{":
+        if text.lstrip()[:1] == "{" and text.rstrip()[-1:] == "}":
             documents.append((record, _one_line(text)))
         else:
             texts.append((record, text))
@@ -164,13 +165,12 @@ def _documents(source: KafkaSource, topic: str, pairs: Sequence[tuple[KafkaRecor
 def _texts(source: KafkaSource, topic: str, pairs: Sequence[tuple[KafkaRecord, str]]) -> PushedRecords:
     records, texts = [record for record, _ in pairs], [text for _, text in pairs]
     names = _names(source, topic, records)
-    found = continuations(texts, lambda i: (names[i], records[i].key))
-    rows = heads(len(texts), found)
     columns = PushedRecords(
-        [None] * len(rows),
-        raws=[joined_text(texts, i, found[i]) if i in found else texts[i] for i in rows],
-        workloads=[names[i] for i in rows],
-        places=[records[i].offset for i in rows],
+        [None] * len(texts),
+        raws=list(texts),
+        workloads=names,
+        places=[record.offset for record in records],
+        streams=stream_numbers((name, record.key) for name, record in zip(names, records, strict=True)),
     )
     return _completed(source, columns, records, names)
 

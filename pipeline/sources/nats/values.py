@@ -1,8 +1,9 @@
 """Messages of Opni's services as records of logs.
 
 The raw text of a record is its payload as a JSON document, in the form in which collectors wrap a line:
-stage ingest parses the line inside, and an answer to Opni finds the other fields there. The place of a record
-is the sequence of its message, or the sequence times MANY and the number of its item.
+stage ingest parses the line inside, and an answer to Opni finds the other fields there. Stage ingest joins
+the lines of a pod; the answer to a joined record is one to each of its payloads. The place of a record is the
+sequence of its message, or the sequence times MANY and the number of its item.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,8 @@ from pipeline.nats.payloads import Payload, read_payload, read_payloads, wrapped
 from pipeline.nats.subjects import FLOWS
 from pipeline.records.pushed import LATEST, PushedRecords, column_of
 from pipeline.sources.protocols import workloads
-from pipeline.sources.protocols.binary import shown_bytes
+from pipeline.sources.protocols.json_text import shown_bytes
+from pipeline.sources.protocols.line_streams import streams_of
 
 MANY: Final = 100_000  # items of a message
 NOWHERE: Final = "opni"  # the workload of a payload that names none
@@ -46,6 +48,8 @@ class _Columns:
     places: list[int] = field(default_factory=list)
     times: list[int | None] = field(default_factory=list)
     names: dict[tuple[str, ...], str] = field(default_factory=dict)
+    lines: list[str | None] = field(default_factory=list)
+    streams: list[tuple[str, ...]] = field(default_factory=list)
 
 
 def read_messages(subject: str, messages: Sequence[NatsMessage]) -> ReadMessages:
@@ -65,6 +69,7 @@ def read_messages(subject: str, messages: Sequence[NatsMessage]) -> ReadMessages
                 continue
             place = message.number * MANY + number if is_list else message.number
             _add(columns, document, place, message.micros)
+    streams = streams_of(columns.lines, lambda: columns.streams)
     records = PushedRecords(
         [None] * len(columns.raws),
         hosts=column_of(columns.hosts),
@@ -72,6 +77,8 @@ def read_messages(subject: str, messages: Sequence[NatsMessage]) -> ReadMessages
         workloads=columns.workloads,
         places=columns.places,
         untimed=column_of(columns.times),
+        streams=streams,
+        lines_inside=None if streams is None else columns.lines,
     )
     return ReadMessages(
         records=records if columns.raws else None,
@@ -100,6 +107,8 @@ def _add(columns: _Columns, document: Payload, place: int, micros: int) -> None:
     columns.workloads.append(name)
     columns.places.append(place)
     columns.times.append(micros if 0 < micros <= LATEST else None)
+    columns.lines.append(document.log)
+    columns.streams.append((*where, document.service, document.pod_name))
 
 
 def _as_text(messages: Sequence[NatsMessage]) -> PushedRecords:

@@ -5,9 +5,7 @@ one answer differ. Its text is compact, `"errors":false,"items":[` in that order
 a long answer for that text.
 """
 
-import re
-from collections.abc import Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
@@ -15,9 +13,7 @@ from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
 from pipeline.sources.protocols.json_documents import posted_documents
 from pipeline.sources.protocols.json_text import check_count, json_of, read_body
 
-T = TypeVar("T", str, bytes)
 _FULL: Final = "es_rejected_execution_exception"
-_CREATES: Final = re.compile(rb'\s*\{\s*"create"')
 
 
 class _Target(msgspec.Struct, frozen=True):
@@ -38,69 +34,41 @@ def decode_bulk(body: bytes, hints: Hints) -> Decoded:
     """The documents of a request. `hints.path` may name the index of all: `/logs-app/_bulk`."""
     # Two lines a document, and as many blank ones as a sender could have a reason for.
     check_count(body.count(b"\n") // 4)
-    lines = body.decode("utf-8", "replace").split("\n")
     default = _index_of(hints.path)
-    heads = _every_second(lines, blank="")
-    documents = lines[1 : 2 * len(heads) : 2]
-    if heads and all(map(str.strip, documents)):
-        check_count(len(heads))
-        first = dict(zip(reversed(heads), range(2 * len(heads) - 1, 0, -2), strict=True))  # line of each
-        at = {head: _index_of_action(head, first[head], default) for head in dict.fromkeys(heads)}
-        if b"\r" in body:
-            documents = [line.rstrip("\r") for line in documents]
-        return posted_documents(documents, [at[head] for head in heads], hints)
-    return _decoded_one_by_one(lines, default, hints)
-
-
-def _decoded_one_by_one(lines: Sequence[str], default: str, hints: Hints) -> Decoded:
-    """Line by line, for blank lines between pairs, and to name the line at fault."""
-    actions: dict[str, str] = {}  # the index of each action, by its line: few lines differ
+    known: dict[str, str] = {}  # the index of each action, by its line: few lines differ
     documents: list[str] = []
     indices: list[str] = []
-    waiting = ""
-    for number, line in enumerate(lines, start=1):
-        if waiting:
-            if not line.strip():
+    index: str | None = None  # where the next line is a document
+    for number, line in enumerate(body.decode("utf-8", "replace").split("\n"), start=1):
+        if index is not None:
+            if not line or line.isspace():
                 raise Undecodable(
                     f"line {number} of the request is empty, where the document of an action should be"
                 )
-            documents.append(line.rstrip("\r"))
-            indices.append(actions[waiting])
-            waiting = ""
-        elif line in actions:
-            waiting = line
-        elif line.strip():
-            actions[line] = _index_of_action(line, number, default)
-            waiting = line
-    if waiting:
+            documents.append(line)
+            indices.append(index)
+            index = None
+        elif (index := known.get(line)) is None and line and not line.isspace():
+            index = known[line] = _index_of_action(line, number, default)
+    if index is not None:
         raise Undecodable("the last action of the request has no document; send one behind it")
     check_count(len(documents))
+    if b"\r" in body:
+        documents = [line.rstrip("\r") for line in documents]
     return posted_documents(documents, indices, hints)
 
 
 def bulk_operations(body: bytes) -> list[str]:
     """The operation of each document of a request that was decoded, for its answer."""
-    lines = body.split(b"\n")
-    heads = _every_second(lines, blank=b"")
-    if not heads:
-        is_action = True
-        for line in lines:
-            if not is_action:
-                is_action = True
-            elif line.strip():
-                heads.append(line)
-                is_action = False
-    kinds = {head: "create" if _CREATES.match(head) else "index" for head in set(heads)}
-    return [kinds[head] for head in heads]
-
-
-def _every_second(lines: Sequence[T], *, blank: T) -> list[T]:
-    """The actions of a body without blank lines between its pairs, none of any other."""
-    pairs, odd = divmod(len(lines), 2)
-    if odd and lines[-1] != blank:
-        return []
-    heads = list(lines[: 2 * pairs : 2])
-    return heads if all(head.strip() for head in set(heads)) else []
+    found: list[str] = []
+    is_action = True
+    for line in body.split(b"\n"):
+        if not is_action:
+            is_action = True
+        elif line and not line.isspace():
+            found.append("create" if line.lstrip(b' \t{"').startswith(b"create") else "index")
+            is_action = False
+    return found
 
 
 def bulk_success(operations: list[str], *, took_ms: int) -> bytes:

@@ -6,10 +6,10 @@ A time that is unreadable, or outside the years that records can hold, is None a
 import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 from typing import Final
 
 from pipeline.records.pushed import EARLIEST, LATEST
+from pipeline.records.remembered import remembered
 
 SECOND: Final = 1_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -19,6 +19,7 @@ _SECONDS, _MILLISECONDS, _MICROSECONDS = 1e11, 1e14, 1e17
 _MOST_DIGITS: Final = 30
 _SCALES: Final = {3: 1000, 6: 1}  # microseconds of a fraction of so many digits
 _SECONDS_KEPT: Final = 1_024
+_SECOND_CHARS: Final = 19  # of `2026-11-20T10:00:00`
 _FRACTION: Final = re.compile(r":[0-9]{2}[.,]([0-9]+)")
 
 
@@ -47,12 +48,12 @@ def of_iso(text: str) -> int | None:
         and digits.isdigit()
         and text.isascii()
     ):
-        second = _of_second(text[:19])
+        second = _of_second(text[:_SECOND_CHARS])
         return None if second is None else second + int(digits) * scale
     return _of_any_iso(text)
 
 
-@lru_cache(_SECONDS_KEPT)
+@remembered(_SECONDS_KEPT, _SECOND_CHARS)
 def _of_second(text: str) -> int | None:
     return _of_any_iso(f"{text}Z")
 
@@ -102,9 +103,9 @@ def has_fraction(value: object) -> bool:
 
 
 def are_microseconds(fractions: Iterable[str]) -> bool:
-    """Whether times with these digits behind the second tell equal lines apart.
+    """Whether times with these digits behind the second tell each record from every other.
 
-    A program writes the same line twice in a millisecond, not in a microsecond."""
+    A sender that repeats single records cuts a burst anywhere, so several moments are not enough here."""
     digits = list(fractions)
     return all(len(text) >= 6 for text in digits) and any(int(text[:6]) % 1000 for text in digits)
 
@@ -116,10 +117,20 @@ def fraction_of(value: object) -> str:
 
 
 def are_fine(times: Sequence[int | None]) -> bool:
-    """Whether every record has a time, and the times are finer than a second.
+    """Whether the times of all records of a request tell it from every other request.
 
-    Times that are whole seconds throughout were cut to seconds, so two requests may share them."""
-    return None not in times and any(time % SECOND for time in times if time is not None)
+    They are several moments, or one in microseconds: a program writes the same line twice in a millisecond,
+    and may send each in its own request. Whole seconds throughout were cut to seconds and tell nothing."""
+    known = [time for time in times if time is not None]
+    if len(known) < len(times) or not any(time % SECOND for time in known):
+        return False
+    first = known[0]
+    return first % 1000 != 0 or any(time != first for time in known)
+
+
+def of_fraction(digits: str | None) -> int | None:
+    """The microseconds of the digits behind a second; None without any."""
+    return int(f"{digits:0<6}"[:6]) if digits else None
 
 
 def of_microseconds(text: str | bytes) -> int | None:

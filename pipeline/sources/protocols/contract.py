@@ -42,13 +42,11 @@ class Decoded:
     """
 
     records: PushedRecords
-    # Each record has a client's time finer than a second: an equal body is the same request, sent again.
+    # The clients' times tell this request from others: an equal body is the same request, sent again.
     distinct: bool
     # Of each record, a text that no other record has: its sender may repeat it with other companions. Empty
     # where records have no such text, or where a sender repeats whole requests.
     apart: Sequence[bytes] = ()
-    rejected: int = 0  # records that were left out, where the protocol can say so
-    why: str = ""  # of `rejected`
 
 
 Decoder = Callable[[bytes, Hints], Decoded]

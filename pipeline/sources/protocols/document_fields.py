@@ -102,17 +102,9 @@ class DocumentFields(msgspec.Struct, frozen=True, gc=False):
         return None
 
     @property
-    def text(self) -> str:
-        """The line of the program, "" where the document has none."""
-        for value in (self.log, self.message):
-            if isinstance(value, str):
-                return value
-        return ""
-
-    @property
-    def text_key(self) -> str:
-        """The key of `text`."""
-        return "log" if isinstance(self.log, str) else "message"
+    def text(self) -> str | None:
+        """The line of the program, None where the document has none."""
+        return next((value for value in (self.log, self.message) if isinstance(value, str)), None)
 
 
 def name_of(*values: object) -> str:

@@ -13,11 +13,10 @@ from typing import Any, Final
 
 import msgspec
 
-from pipeline.records.levels import level_of
 from pipeline.records.pushed import PushedRecords, column_of
+from pipeline.records.written_levels import level_of
 from pipeline.sources.protocols import client_times, workloads
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
-from pipeline.sources.protocols.joining import continuations, heads, joined_text
 from pipeline.sources.protocols.json_text import (
     FAULTS,
     check_count,
@@ -27,6 +26,7 @@ from pipeline.sources.protocols.json_text import (
     read_body,
     text_form,
 )
+from pipeline.sources.protocols.line_streams import streams_of
 from pipeline.sources.protocols.lines import line_records, posted_lines
 from pipeline.sources.protocols.origins import PLAIN, by_event, by_rules
 
@@ -93,18 +93,17 @@ def decode_events(body: bytes, hints: Hints) -> Decoded:
         lines.append(line)
         besides.append(beside)
         raws.append(_raw_of_object(event, time, number) if line is None else _raw(line, beside, time))
-    found = continuations(lines, origins.__getitem__)
-    for head, others in found.items():
-        raws[head] = _raw(joined_text(lines, head, others), besides[head], times[head])
-    rows = heads(len(events), found)
+    streams = streams_of(lines, lambda: origins)
     records = PushedRecords(
-        [None] * len(rows),
-        timestamps=column_of([times[i] for i in rows]),
-        levels=column_of([_level(events[i].fields) for i in rows]),
-        hosts=column_of([origins[i][3] or None for i in rows]),
-        services=column_of([origins[i][1] or origins[i][2] or None for i in rows]),
-        raws=[raws[i] for i in rows],
-        workloads=[names[i] for i in rows],
+        [None] * len(events),
+        timestamps=column_of(times),
+        levels=column_of([_level(event.fields) for event in events]),
+        hosts=column_of([origin[3] or None for origin in origins]),
+        services=column_of([origin[1] or origin[2] or None for origin in origins]),
+        raws=raws,
+        workloads=names,
+        streams=streams,
+        lines_inside=lines if streams is not None and any(besides) else None,
     )
     return Decoded(records=records, distinct=distinct)
 

@@ -9,18 +9,18 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from pipeline.records.levels import SYSLOG_LEVELS
 from pipeline.records.pushed import PushedRecords, column_of
 from pipeline.sources.protocols import client_times, workloads
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
-from pipeline.sources.protocols.joining import continuations, heads, joined_text
 from pipeline.sources.protocols.json_text import check_count, json_of
+from pipeline.sources.protocols.line_streams import streams_of
 from pipeline.sources.protocols.origins import JOURNAL, by_rules
 
 _LENGTH: Final = 8
 _LONGEST_FIELD: Final = 65_536  # bytes of a field in the raw text; a core dump is one field
 # Priorities of syslog, 0 to 7.
-_PRIORITIES: Final = ("fatal", "critical", "critical", "error", "warning", "notice", "info", "debug")
-_DIGITS: Final = frozenset(str(number).encode() for number in range(len(_PRIORITIES)))
+_DIGITS: Final = frozenset(str(number).encode() for number in range(len(SYSLOG_LEVELS)))
 _TIMES: Final = (b"_SOURCE_REALTIME_TIMESTAMP", b"__REALTIME_TIMESTAMP")
 # Docker names a container in a field of its own; its SYSLOG_IDENTIFIER is new with every container.
 _PROGRAMS: Final = (b"CONTAINER_NAME", b"SYSLOG_IDENTIFIER", b"_COMM", b"_SYSTEMD_UNIT")
@@ -39,35 +39,33 @@ def decode_journal(body: bytes, hints: Hints) -> Decoded:
     times = [_time(entry) for entry in entries]
     distinct = client_times.are_fine(times)
     texts = [_text(entry.get(b"MESSAGE")) for entry in entries]
-    found = continuations(
-        [text or None for text in texts], lambda i: tuple(entries[i].get(name) for name in _STREAM)
-    )
-    for head, others in found.items():
-        texts[head] = joined_text(texts, head, others)
-    rows = heads(len(entries), found)
-    raws = [_raw(entries[i], texts[i]) for i in rows]
-    programs = [_first(entries[i], _PROGRAMS) for i in rows]
-    hosts = [_text(entries[i].get(b"_HOSTNAME")) for i in rows]
+    raws = list(map(_raw, entries, texts))
+    programs = [_first(entry, _PROGRAMS) for entry in entries]
+    hosts = [_text(entry.get(b"_HOSTNAME")) for entry in entries]
     if hints.workload:
-        names = [workloads.joined_name(hints.workload)] * len(rows)
+        names = [workloads.joined_name(hints.workload)] * len(entries)
     else:
         names = [workloads.of_program(host, program) for host, program in zip(hosts, programs, strict=True)]
     if hints.rules:
-        facts = ({_text(name): value for name, value in entries[i].items()} for i in rows)
+        facts = ({_text(name): value for name, value in entry.items()} for entry in entries)
         names = [by_rules(hints, JOURNAL, one, name) for one, name in zip(facts, names, strict=True)]
     records = PushedRecords(
-        [texts[i] or raw or "" for i, raw in zip(rows, raws, strict=True)],
-        timestamps=column_of([times[i] for i in rows]),
-        levels=column_of([_level(entries[i]) for i in rows]),
+        [text or raw or "" for text, raw in zip(texts, raws, strict=True)],
+        timestamps=column_of(times),
+        levels=column_of(list(map(_level, entries))),
         hosts=column_of([host or None for host in hosts]),
-        processes=column_of([_text(entries[i].get(b"_PID")) or None for i in rows]),
+        processes=column_of([_text(entry.get(b"_PID")) or None for entry in entries]),
         services=column_of([program or None for program in programs]),
         raws=column_of(raws),
         workloads=names,
+        streams=streams_of(
+            [text or None for text in texts],
+            lambda: (tuple(entry.get(name) for name in _STREAM) for entry in entries),
+        ),
     )
     # After a failure the next upload begins at the same entry, and has those that came meanwhile.
-    cursors = [entries[i].get(b"__CURSOR", b"") for i in rows]
-    apart = [b"%b\0%b" % (c, texts[i].encode()) for c, i in zip(cursors, rows, strict=True)]
+    cursors = [entry.get(b"__CURSOR", b"") for entry in entries]
+    apart = [b"%b\0%b" % (cursor, text.encode()) for cursor, text in zip(cursors, texts, strict=True)]
     return Decoded(records=records, distinct=distinct, apart=apart if all(cursors) else ())
 
 
@@ -167,7 +165,7 @@ def _time(entry: Fields) -> int | None:
 
 def _level(entry: Fields) -> str | None:
     priority = entry.get(b"PRIORITY", b"")
-    return _PRIORITIES[int(priority)] if priority in _DIGITS else None
+    return SYSLOG_LEVELS[int(priority)] if priority in _DIGITS else None
 
 
 def _raw(entry: Fields, message: str) -> str | None:

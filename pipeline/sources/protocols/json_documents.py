@@ -4,7 +4,7 @@ The raw text is the document as it was sent, and stage ingest parses it. A line 
 record all the same. Only what the receiver needs is read here: time, workload, stream.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -16,16 +16,14 @@ from pipeline.sources.protocols.document_fields import (
     DocumentFields,
     Kubernetes,
     LogObject,
-    NamedObject,
-    name_of,
 )
-from pipeline.sources.protocols.joining import continuations, heads, joined_text
-from pipeline.sources.protocols.json_text import FAULTS, json_of, read_body, read_or_none
+from pipeline.sources.protocols.json_text import FAULTS, read_or_none
+from pipeline.sources.protocols.line_streams import streams_of
 from pipeline.sources.protocols.origins import by_documents
 
 _FIELDS: Final = msgspec.json.Decoder(DocumentFields)
-_OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
 _NO_FIELDS: Final = DocumentFields()
+_NO_POD: Final = Kubernetes()
 
 
 def posted_documents(
@@ -45,41 +43,40 @@ def posted_documents(
         names = [workloads.joined_name(hints.workload)] * len(lines)
     else:
         names = by_documents(hints, documents, lines, indices, workloads.of_documents(documents, indices))
-    texts = [
-        (document.log if isinstance(document.log, str) else document.text) or None for document in documents
-    ]
-    found = continuations(texts, lambda i: (names[i], *_stream(documents[i])))
-    raws: list[str | None] = list(lines)
-    for head, others in found.items():
-        raws[head] = _with_text(lines[head], documents[head].text_key, joined_text(texts, head, others))
-    rows = heads(len(lines), found)
+    texts = [document.log if isinstance(document.log, str) else document.text for document in documents]
+    streams = streams_of(texts, lambda: map(_stream, documents, names))
     apart: Sequence[bytes] = ()
     if hints.one_by_one and client_times.are_microseconds(map(client_times.fraction_of, moments)):
-        apart = [f"{names[i]}\0{raws[i]}".encode("utf-8", "replace") for i in rows]
+        apart = [
+            f"{name}\0{line}".encode("utf-8", "replace") for name, line in zip(names, lines, strict=True)
+        ]
     return Decoded(
         records=PushedRecords(
-            [None] * len(rows),
-            timestamps=column_of([times[i] for i in rows]),
-            raws=[raws[i] for i in rows],
-            workloads=[names[i] for i in rows],
-            places=None if places is None else [places[i] for i in rows],
+            [None] * len(lines),
+            timestamps=column_of(times),
+            raws=list(lines),
+            workloads=names,
+            places=None if places is None else list(places),
+            streams=streams,
+            lines_inside=None if streams is None else texts,
         ),
         distinct=distinct,
         apart=apart,
     )
 
 
-def _stream(document: DocumentFields) -> tuple[Hashable, ...]:
+def _stream(document: DocumentFields, name: str) -> tuple[Any, ...]:
     pod, log = document.kubernetes, document.log
-    places = [document.host, document.container_id, document.file, document.stream]
-    if isinstance(pod, Kubernetes):
-        places += [pod.pod_name, pod.pod, pod.container_name, pod.container]
-    if isinstance(log, LogObject) and isinstance(log.file, NamedObject):
-        places.append(log.file.path)
-    return tuple(map(name_of, places))
-
-
-def _with_text(line: str, key: str, text: str) -> str:
-    """The document with another text of the program."""
-    document: dict[str, Any] = read_body(_OBJECT, line, "a document")
-    return json_of(document | {key: text})
+    inside = pod if isinstance(pod, Kubernetes) else _NO_POD
+    return (
+        name,
+        document.stream,
+        document.file,
+        document.host,
+        document.container_id,
+        inside.pod_name,
+        inside.container_name,
+        inside.pod,
+        inside.container,
+        log.file if isinstance(log, LogObject) else None,
+    )

@@ -4,6 +4,7 @@ A text with half a surrogate pair or with bytes that are not UTF-8 is read with 
 Every other fault of a body is one Undecodable.
 """
 
+import base64
 import json
 import re
 from collections.abc import Mapping
@@ -107,3 +108,27 @@ def check_count(records: int) -> None:
 def _check_objects(body: bytes, noun: str) -> None:
     if body.count(b"{") + body.count(b"[") > _MAX_OBJECTS:
         raise Undecodable(f"{noun} has more than {_MAX_OBJECTS:,} objects; send smaller requests")
+
+
+def shown_bytes(value: bytes) -> str:
+    """The text, or base64 where the bytes are no text."""
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    return base64.b64encode(value).decode() if "\0" in text else text
+
+
+def at_path(document: Any, path: str) -> object:
+    """The value at a path of keys that are joined by dots. Keys may hold dots themselves."""
+    if not isinstance(document, dict):
+        return None
+    if (value := document.get(path)) is not None:
+        return value
+    dot = path.find(".")
+    while dot > 0:
+        found = at_path(document.get(path[:dot]), path[dot + 1 :])
+        if found is not None:
+            return found
+        dot = path.find(".", dot + 1)
+    return None

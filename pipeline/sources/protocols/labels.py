@@ -2,10 +2,14 @@
 
 import re
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Final
 
+from pipeline.records.remembered import remembered
+
 _LONGEST: Final = 65_536  # characters
+# Streams that are remembered. Labels of one character take 40 times the memory of their text.
+_KEPT: Final = 1_024
+_KEPT_CHARS: Final = 1_000
 _LABEL: Final = re.compile(
     r"\s*(?P<name>[a-zA-Z_:][a-zA-Z0-9_:.]*)\s*=\s*"
     r'(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|`(?P<plain>[^`]*)`)\s*(?P<end>[,}])',
@@ -19,7 +23,7 @@ _SURROGATES: Final = range(0xD800, 0xE000)
 _UNICODE: Final = 0x110000
 
 
-@lru_cache(4_096)
+@remembered(_KEPT, _KEPT_CHARS)
 def parsed_labels(text: str) -> Mapping[str, str] | None:
     """The labels by name, None for a text that is no set of labels."""
     stripped = text.strip()

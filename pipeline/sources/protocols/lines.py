@@ -1,6 +1,5 @@
 """Lines by POST without a protocol around them: NDJSON, an array of JSON objects, or plain text."""
 
-from collections.abc import Hashable
 from typing import Final
 
 import msgspec
@@ -9,7 +8,6 @@ from pipeline.records.pushed import PushedRecords
 from pipeline.sources.protocols import workloads
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
 from pipeline.sources.protocols.document_fields import DocumentFields
-from pipeline.sources.protocols.joining import continuations, heads, joined_text
 from pipeline.sources.protocols.json_documents import posted_documents
 from pipeline.sources.protocols.json_text import check_count, read_body
 from pipeline.sources.protocols.origins import PLAIN, by_rules
@@ -53,24 +51,16 @@ def decode_text(body: bytes, hints: Hints) -> Decoded:
 
 
 def line_records(lines: list[str], workload: str, *, host: str = "") -> Decoded:
-    """Lines of one stream and one workload, stack traces joined."""
-    found = continuations(lines, _one_stream)
-    rows = heads(len(lines), found)
-    raws: list[str | None] = [
-        joined_text(lines, i, found[i]) if i in found else lines[i] for i in rows
-    ]  # fmt: skip
-    name = workloads.joined_name(workload)
+    """Lines of one stream and one workload."""
+    count = len(lines)
     records = PushedRecords(
-        [None] * len(raws),
-        hosts=[host] * len(raws) if host else None,
-        raws=raws,
-        workloads=[name] * len(raws),
+        [None] * count,
+        hosts=[host] * count if host else None,
+        raws=list(lines),
+        workloads=[workloads.joined_name(workload)] * count,
+        streams=[0] * count,
     )
     return Decoded(records=records, distinct=False)
-
-
-def _one_stream(_line: int) -> Hashable:
-    return ""
 
 
 def posted_lines(body: bytes) -> list[str]:

@@ -11,11 +11,10 @@ import cramjam
 import msgspec
 from google.protobuf.message import DecodeError
 
-from pipeline.records.levels import level_of
 from pipeline.records.pushed import LATEST, PushedRecords, column_of
+from pipeline.records.written_levels import level_of
 from pipeline.sources.protocols import client_times, workloads
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
-from pipeline.sources.protocols.joining import continuations, heads, joined_text
 from pipeline.sources.protocols.json_text import check_count, envelope, read_body, text_form
 from pipeline.sources.protocols.labels import parsed_labels
 from pipeline.sources.protocols.loki_messages import PushRequest
@@ -150,10 +149,6 @@ def _unpacked(body: bytes) -> bytes:
 
 def _decoded(found: _Collected, hints: Hints) -> Decoded:
     lines, streams = found.lines, found.streams
-    joined = continuations(lines, streams.__getitem__)
-    for head, others in joined.items():
-        lines[head] = joined_text(lines, head, others)
-    rows = heads(len(lines), joined)
     if hints.workload:
         names = [workloads.joined_name(hints.workload)] * len(found.labels)
     else:
@@ -161,21 +156,25 @@ def _decoded(found: _Collected, hints: Hints) -> Decoded:
     hosts = [_first(labels, _HOSTS) for labels in found.labels]
     services = [_first(labels, _SERVICES) for labels in found.labels]
     levels = [level_of(_first(labels, _LEVELS)) for labels in found.labels]
+    metadata = found.metadata if any(found.metadata) else None
     records = PushedRecords(
-        [None] * len(rows),
-        timestamps=column_of([found.times[i] for i in rows]),
-        levels=column_of([_level(found.metadata[i]) or levels[streams[i]] for i in rows]),
-        hosts=column_of([hosts[streams[i]] for i in rows]),
-        services=column_of([services[streams[i]] for i in rows]),
-        raws=[_raw(lines[i], found.metadata[i], found.times[i]) for i in rows],
-        workloads=[names[streams[i]] for i in rows],
+        [None] * len(lines),
+        timestamps=column_of(found.times),
+        levels=_levels(metadata, [levels[stream] for stream in streams]),
+        hosts=column_of([hosts[stream] for stream in streams]),
+        services=column_of([services[stream] for stream in streams]),
+        raws=list(lines) if metadata is None else list(map(_raw, lines, metadata, found.times)),
+        workloads=[names[stream] for stream in streams],
+        streams=list(streams),
+        lines_inside=list(lines) if metadata is not None else None,
     )
     distinct = client_times.are_fine(found.times)
     apart: Sequence[bytes] = ()
     if hints.one_by_one and distinct:
         streams_of = [repr(sorted(labels.items())) for labels in found.labels]
         apart = [
-            f"{streams_of[streams[i]]}\0{found.times[i]}\0{lines[i]}".encode("utf-8", "replace") for i in rows
+            f"{streams_of[stream]}\0{time}\0{line}".encode("utf-8", "replace")
+            for stream, time, line in zip(streams, found.times, lines, strict=True)
         ]
     return Decoded(records=records, distinct=distinct, apart=apart)
 
@@ -214,8 +213,13 @@ def _first(labels: Mapping[str, Any], names: Iterable[str]) -> str | None:
     return next((labels[name] for name in names if labels.get(name)), None)
 
 
-def _level(metadata: Mapping[str, Any] | None) -> str | None:
-    return level_of(_first(metadata, _LEVELS)) if metadata else None
+def _levels(
+    metadata: Sequence[Mapping[str, Any] | None] | None, of_streams: list[str | None]
+) -> list[str | None] | None:
+    if metadata is None:
+        return column_of(of_streams)
+    own = (level_of(_first(one, _LEVELS)) if one else None for one in metadata)
+    return column_of([level or other for level, other in zip(own, of_streams, strict=True)])
 
 
 def _raw(line: str, metadata: Mapping[str, Any] | None, time: int | None) -> str:

@@ -7,37 +7,16 @@ import msgspec
 
 from pipeline.sources.protocols.contract import Hints
 from pipeline.sources.protocols.document_fields import DocumentFields, Kubernetes, NamedObject, name_of
-from pipeline.sources.protocols.json_text import read_or_none
+from pipeline.sources.protocols.json_text import at_path, read_or_none
 from pipeline.sources.protocols.rules import LABEL, HintsOf
-from pipeline.sources.protocols.workloads import CONTROLLERS, cluster_of, owner_of
+from pipeline.sources.protocols.tables import Names, tables
+from pipeline.sources.protocols.workloads import cluster_of, owner_of
 
-# The names of a hint in a protocol: the first of them that has a value counts.
-Names = Mapping[str, tuple[str, ...]]
-
-RESOURCE: Final[Names] = {
-    "cluster": ("k8s.cluster.name",),
-    "namespace": ("k8s.namespace.name", "service.namespace"),
-    "app": (*CONTROLLERS, "k8s.pod.label.app.kubernetes.io/name", "k8s.pod.label.app"),
-    "pod": ("k8s.pod.name",),
-    "container": ("k8s.container.name", "container.name"),
-    "service": ("service.name",),
-    "host": ("host.name", "k8s.node.name"),
-    "program": ("process.executable.name",),
-}
-STREAM: Final[Names] = {
-    "app": ("app", "app_kubernetes_io_name"),
-    "service": ("service_name", "service"),
-    "host": ("host", "hostname", "node_name", "instance"),
-    **{name: (name,) for name in ("cluster", "namespace", "pod", "container")},
-}
-JOURNAL: Final[Names] = {
-    "host": ("_HOSTNAME",),
-    "program": ("SYSLOG_IDENTIFIER", "_COMM", "_SYSTEMD_UNIT"),
-    "container": ("CONTAINER_NAME",),
-}
+RESOURCE, STREAM, JOURNAL, PLAIN = (
+    tables().origins[name] for name in ("resource", "stream", "journal", "plain")
+)
 # Where a shipper may have put the labels of a pod.
 _ABOVE: Final = ("", "kubernetes.labels.", "kubernetes.pod_labels.", "k8s.pod.label.", "k8s.pod.labels.")
-PLAIN: Final[Names] = {name: (name,) for name in ("index", "host", "program", "service")}
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
 _NO_POD: Final = Kubernetes()
 
@@ -72,7 +51,7 @@ def by_event(hints: Hints, facts: Mapping[str, object], event: bytes, default: s
             return text
         if not document:
             document.append(read_or_none(_OBJECT, event.decode("utf-8", "replace")) or {})
-        return _text(_at(document[0], name))
+        return _text(at_path(document[0], name))
 
     return _named(hints, of, default, peer=hints.peer)
 
@@ -97,7 +76,7 @@ def by_documents(
         ) -> str:
             if hint.startswith(LABEL):
                 label = hint.removeprefix(LABEL)
-                return next(filter(None, (_text(_at(document, above + label)) for above in _ABOVE)), "")
+                return next(filter(None, (_text(at_path(document, above + label)) for above in _ABOVE)), "")
             return index if hint == "index" else _of_document(fields, hint)
 
         names.append(_named(hints, of, default, peer=hints.peer))
@@ -131,21 +110,6 @@ def _of_document(fields: DocumentFields, hint: str) -> str:
         case "program":
             return name_of(fields.appname, fields.app_name, fields.programname, fields.program)
     return ""
-
-
-def _at(document: Any, path: str) -> object:
-    """The value at a path of keys that are joined by dots. Keys may hold dots themselves."""
-    if not isinstance(document, dict):
-        return None
-    if path in document:
-        return document[path]
-    dot = path.find(".")
-    while dot > 0:
-        found = _at(document.get(path[:dot]), path[dot + 1 :])
-        if found is not None:
-            return found
-        dot = path.find(".", dot + 1)
-    return None
 
 
 def _text(value: object) -> str:

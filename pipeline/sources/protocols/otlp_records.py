@@ -5,16 +5,16 @@ attributes, trace and span. Session keys are found in that text. A record withou
 collector has read from a file; stage ingest parses it.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
-from pipeline.records.levels import level_of
 from pipeline.records.pushed import PushedRecords, column_of
+from pipeline.records.written_levels import level_of
 from pipeline.sources.protocols import client_times, workloads
 from pipeline.sources.protocols.contract import Decoded, Hints
-from pipeline.sources.protocols.joining import continuations, heads, joined_text
 from pipeline.sources.protocols.json_text import check_count, envelope, json_of, text_form
+from pipeline.sources.protocols.line_streams import streams_of
 from pipeline.sources.protocols.origins import RESOURCE, by_rules
 
 # Four numbers per level, from 1; numbers outside stand for no severity.
@@ -27,7 +27,6 @@ _MESSAGE_KEYS: Final = ("message", "msg", "log", "event")
 _STACK: Final = "exception.stacktrace"
 # Names that the raw text gives to fields of the record itself.
 RESERVED: Final = frozenset({"body", "severity", "event_name", "trace_id", "span_id"})
-_Column = list[str | None] | None
 _PLACES: Final = ("log.file.path", "log.iostream", "container.id")  # attributes that part streams
 
 
@@ -80,10 +79,17 @@ class Entry(NamedTuple):
 
 @dataclass(slots=True)
 class Collected:
-    """The records of a request, in its order."""
+    """The records of a request by column, in its order."""
 
     hints: Hints
-    entries: list[Entry] = field(default_factory=list)
+    messages: list[str | None] = field(default_factory=list)
+    raws: list[str | None] = field(default_factory=list)
+    levels: list[str | None] = field(default_factory=list)
+    times: list[int | None] = field(default_factory=list)
+    services: list[str | None] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
+    lines: list[str | None] = field(default_factory=list)  # of records that are a line
+    streams: list[Hashable] = field(default_factory=list)  # of each record up to the last line
     _origins: int = 0
     _expected: int = 0
 
@@ -104,105 +110,67 @@ class Collected:
         self._expected += records
         check_count(self._expected)
 
-    def decoded(self) -> Decoded:
-        """All records, stack traces joined."""
-        entries = self.entries
-        times = [client_times.of_nanoseconds(entry.nanos) for entry in entries]
-        distinct = client_times.are_fine(times)
-        # A record with a severity was made as one.
-        stated = all(entry.number or entry.severity for entry in entries)
-        texts = [None if stated or not _is_line(entry) else entry.body for entry in entries]
-        found = {} if stated else continuations(texts, lambda i: _stream(entries[i]))
-        for head, others in found.items():
-            entries[head] = entries[head]._replace(body=joined_text(texts, head, others))
-        if found:
-            rows = heads(len(entries), found)
-            entries, times = [entries[i] for i in rows], [times[i] for i in rows]
-            texts = [texts[i] for i in rows]
-        messages: list[str | None] = []
-        raws: list[str | None] = []
-        levels: list[str | None] = []
-        for entry, time, line in zip(entries, times, texts, strict=True):
-            message, raw = _line_and_raw(entry, time) if line is not None else _message_and_raw(entry)
-            messages.append(message)
-            raws.append(raw)
-            number = entry.number
-            levels.append(level_stated(number, entry.severity))
-        hosts, processes, services, names = self._of_origins(entries)
-        return Decoded(
-            records=PushedRecords(
-                messages,
-                timestamps=column_of(times),
-                levels=column_of(levels),
-                hosts=hosts,
-                processes=processes,
-                services=services,
-                raws=column_of(raws),
-                workloads=names,
-            ),
-            distinct=distinct,
-        )
-
-    def _of_origins(self, entries: Sequence[Entry]) -> tuple[_Column, _Column, _Column, list[str]]:
-        """Hosts, processes, services and workloads."""
-        count = len(entries)
-        if count and self._origins == 1 and (service := entries[0].origin.service):
-            # One resource and its own service: most requests.
-            origin = entries[0].origin
-            return (
-                [origin.host] * count if origin.host is not None else None,
-                [origin.process] * count if origin.process is not None else None,
-                [service] * count,
-                [origin.workload] * count,
-            )
-        return (
-            column_of([entry.origin.host for entry in entries]),
-            column_of([entry.origin.process for entry in entries]),
-            column_of([entry.origin.service or entry.scope or None for entry in entries]),
-            [entry.origin.workload for entry in entries],
-        )
-
-
-@dataclass(slots=True)
-class StatedRecords:
-    """The columns of a request whose records all have a severity: none is a line or a part of a stack trace.
-
-    Equal to those of `Collected`, which keeps each record until all are there."""
-
-    messages: list[str | None] = field(default_factory=list)
-    raws: list[str | None] = field(default_factory=list)
-    levels: list[str | None] = field(default_factory=list)
-    nanos: list[int | str | None] = field(default_factory=list)
-    origins: list[tuple[Origin, str, int]] = field(default_factory=list)  # resource, scope, number of records
-
-    def add(self, body: Any, severity: str, number: int, event: str, fields: dict[str, Any]) -> None:
-        """`fields`: as of `stated_fields`, with attributes, trace and span."""
-        message, raw = _message_and_json(body, event, fields)
+    def add(self, entry: Entry) -> None:
+        """One more record."""
+        origin, scope, nanos, number, severity, body, attributes, trace, span, event = entry
+        stated = severity or number
+        fields: dict[str, Any] = {}
+        if stated or event or not isinstance(body, str) or _STACK in attributes:
+            if body is not None:
+                fields["body"] = body
+            if stated:
+                fields["severity"] = stated
+            if event:
+                fields["event_name"] = event
+            is_line = False
+        else:  # nobody has parsed it, so a collector read the line from a file
+            is_line = True
+        if attributes:
+            if not RESERVED.isdisjoint(attributes):
+                attributes = {f"attributes.{k}" if k in RESERVED else k: v for k, v in attributes.items()}
+            fields.update(attributes)
+        if trace:
+            fields["trace_id"] = trace
+        if span:
+            fields["span_id"] = span
+        time = client_times.of_nanoseconds(nanos)
+        self.times.append(time)
+        self.origins.append(origin)
+        self.services.append(origin.service or scope or None)
+        self.levels.append(level_stated(number, severity) if stated else None)
+        if is_line:
+            line = body.rstrip("\r\n")
+            self.streams += [None] * (len(self.lines) - len(self.streams))
+            self.streams.append((origin.identity, scope, *map(attributes.get, _PLACES)))
+            self.lines.append(body)
+            self.messages.append(None)
+            self.raws.append(envelope(line, fields, time) if fields else line)
+            return
+        self.lines.append(None)
+        message, raw = _message_and_raw(body, event, fields)
         self.messages.append(message)
         self.raws.append(raw)
-        self.levels.append(level_stated(number, severity))
 
     def decoded(self) -> Decoded:
-        times = [client_times.of_nanoseconds(nanos) for nanos in self.nanos]
-
-        def spread(values: Sequence[str | None]) -> _Column:
-            """The value of each run of records, for each record."""
-            if not any(values):
-                return None
-            return [value for value, (*_, n) in zip(values, self.origins, strict=True) for _ in range(n)]
-
+        """All records."""
+        streams = None
+        if self.streams:
+            keys = [*self.streams, *[None] * (len(self.lines) - len(self.streams))]
+            streams = streams_of(self.lines, lambda: keys)
         return Decoded(
             records=PushedRecords(
                 self.messages,
-                timestamps=column_of(times),
+                timestamps=column_of(self.times),
                 levels=column_of(self.levels),
-                hosts=spread([origin.host for origin, *_ in self.origins]),
-                processes=spread([origin.process for origin, *_ in self.origins]),
-                services=spread([origin.service or scope or None for origin, scope, _ in self.origins]),
+                hosts=column_of([origin.host for origin in self.origins]),
+                processes=column_of([origin.process for origin in self.origins]),
+                services=column_of(self.services),
                 raws=column_of(self.raws),
-                workloads=[origin.workload for origin, _, n in self.origins for _ in range(n)],
+                workloads=[origin.workload for origin in self.origins],
+                streams=streams,
+                lines_inside=None if streams is None or self.lines == self.raws else self.lines,
             ),
-            distinct=client_times.are_fine(times),
+            distinct=client_times.are_fine(self.times),
         )
 
 
@@ -212,78 +180,18 @@ def level_stated(number: int, severity: str) -> str | None:
     return by_number or (level_of(severity) if severity else None)
 
 
-def _stream(entry: Entry) -> Hashable:
-    places = (text_form(entry.attributes.get(key)) for key in _PLACES)
-    return (entry.origin.identity, entry.scope, *places)
-
-
-def _is_line(entry: Entry) -> bool:
-    """True for a line as a collector read it: without a severity, nobody has parsed it."""
-    stated = entry.number or entry.severity or entry.event or _STACK in entry.attributes
-    return isinstance(entry.body, str) and bool(entry.body) and not stated
-
-
-def _line_and_raw(entry: Entry, time: int | None) -> tuple[None, str]:
-    """Stage ingest parses the line, so that its message is not known here."""
-    line = entry.body.rstrip("\r\n")
-    beside = _with_fields({}, entry.attributes, entry.trace, entry.span)
-    return None, envelope(line, beside, time) if beside else line
-
-
-def _message_and_raw(entry: Entry) -> tuple[str, str | None]:
-    """The raw text is None where it is the message."""
-    _, _, _, number, severity, body, attributes, trace, span, event = entry
-    stated = severity or number
-    if not (attributes or trace or span or stated or event):
-        text = body if isinstance(body, str) else _text_of_body(body)
-        message = text.rstrip("\r\n")
-        raw = text if isinstance(body, str) or body is None else json_of(body)
-        return message, None if raw == message else raw
-    return _message_and_json(
-        body, event, _with_fields(stated_fields(body, stated, event), attributes, trace, span)
-    )
-
-
-def stated_fields(body: Any, stated: str | int, event: str) -> dict[str, Any]:
-    """The first members of a record's raw text."""
-    fields: dict[str, Any] = {} if body is None else {"body": body}
-    if stated:
-        fields["severity"] = stated
-    if event:
-        fields["event_name"] = event
-    return fields
-
-
-def _message_and_json(body: Any, event: str, fields: Mapping[str, Any]) -> tuple[str, str]:
-    """`fields`: all that the record says."""
+def _message_and_raw(body: Any, event: str, fields: Mapping[str, Any]) -> tuple[str, str | None]:
+    """The message, and JSON of all that the record says; None where it says nothing else."""
     text = body if isinstance(body, str) else _text_of_body(body) or event
     message = text.rstrip("\r\n")
-    if _STACK in fields:
-        stack = fields[_STACK]
-        if isinstance(stack, str) and stack and stack not in message:
-            message = f"{message}\n{stack.rstrip()}" if message else stack.rstrip()
+    stack = fields.get(_STACK)
+    if isinstance(stack, str) and stack and stack not in message:
+        message = f"{message}\n{stack.rstrip()}" if message else stack.rstrip()
+    if fields.keys() <= {"body"}:
+        raw = json_of(body) if fields else ""
+        return message, None if raw == message else raw
     raw = json_of(fields)
     return message or (raw if body is None else ""), raw
-
-
-def _with_fields(
-    fields: dict[str, Any], attributes: Mapping[str, Any], trace: str, span: str
-) -> dict[str, Any]:
-    """And attributes, trace and span."""
-    add_attributes(fields, attributes)
-    if trace:
-        fields["trace_id"] = trace
-    if span:
-        fields["span_id"] = span
-    return fields
-
-
-def add_attributes(fields: dict[str, Any], attributes: Mapping[str, Any]) -> None:
-    """Adds the attributes of a record to the fields of its raw text."""
-    if RESERVED.isdisjoint(attributes):
-        fields.update(attributes)
-    else:
-        fields |= {f"attributes.{k}" if k in RESERVED else k: value for k, value in attributes.items()}
 
 
 def _text_of_body(body: Any) -> str:

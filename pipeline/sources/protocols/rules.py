@@ -7,39 +7,29 @@ that the protocol gives stays. A set of hints is looked at once, and its name is
 
 import fnmatch
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
 
 from pipeline.errors import BadSetting
 from pipeline.records.batch import MAX_NAME
+from pipeline.records.remembered import remembered
+from pipeline.settings.toml import read_toml
 from pipeline.settings.values import nearest
+from pipeline.sources.protocols.tables import tables
 from pipeline.sources.protocols.workloads import joined_name, without_date
 
 # The value of a hint of one record, "" where it has none.
 HintsOf = Callable[[str], str]
 
-HINTS: Final[Mapping[str, str]] = {
-    "protocol": "the protocol: otlp, bulk, loki, hec, lines, journal, syslog, relp or forward",
-    "key": "the name of the sender's key",
-    "peer": "the address of the sender",
-    "workload": "the name without any rule",
-    "cluster": "of Kubernetes",
-    "namespace": "of Kubernetes, or of the service",
-    "app": "what a pod belongs to: its controller, or its label app",
-    "pod": "its name",
-    "container": "its name",
-    "service": "its name",
-    "host": "the machine",
-    "program": "of syslog and the journal",
-    "index": "an index, a data stream, or the tag of forward",
-}
+HINTS: Final = tables().hints
 LABEL: Final = "label."
 _MAX_RULES: Final = 1_000
 _MAX_TEXT: Final = 1_000  # characters of a glob, a template, and a value
-_REMEMBERED: Final = 8_192  # sets of hints
+_REMEMBERED, _LONGEST = 8_192, 500  # sets of hints, and characters of one
 _PLACE: Final = re.compile(r"\{([^{}]*)\}")
 # Kubernetes takes suffixes from this alphabet, so that they spell no word.
 _LETTERS: Final = "[bcdfghjklmnpqrstvwxz2456789]"
@@ -121,21 +111,17 @@ class WorkloadRules:
     def __init__(self, rules: tuple[Rule, ...] = ()) -> None:
         self.rules = rules
         self.needed = tuple(dict.fromkeys(hint for rule in rules for hint in rule.needed))
-        self._names: dict[tuple[str, ...], str] = {}
+        self._name_of = remembered(_REMEMBERED, _LONGEST)(self._ruled)
 
     def __bool__(self) -> bool:
         return bool(self.rules)
 
     def named(self, of: HintsOf, default: str) -> str:
         """The workload of a record. `default`: the name without rules."""
-        values = tuple([of(hint)[:_MAX_TEXT] for hint in self.needed])
-        name = self._names.get(values)
-        if name is None:
-            name = self.ruling(dict(zip(self.needed, values, strict=True)).__getitem__).workload
-            if len(self._names) >= _REMEMBERED:
-                self._names = {}
-            self._names[values] = name
-        return name or default
+        return self._name_of(*[of(hint)[:_MAX_TEXT] for hint in self.needed]) or default
+
+    def _ruled(self, *values: str) -> str:
+        return self.ruling(dict(zip(self.needed, values, strict=True)).__getitem__).workload
 
     def ruling(self, of: HintsOf) -> Ruling:
         """The first rule that applies."""
@@ -151,24 +137,29 @@ class WorkloadRules:
 NO_RULES: Final = WorkloadRules()
 
 
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    workload: Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_TEXT)]
+    name: str = ""
+    when: dict[str, Any] = {}
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    rule: Annotated[list[_Entry], msgspec.Meta(min_length=1, max_length=_MAX_RULES)]
+
+
 def read_rules(path: Path | None) -> WorkloadRules:
     """The rules of a file, none for None. Raises BadSetting."""
     if path is None:
         return WorkloadRules()
     where = f"the rules of workloads in {path}"
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        entries = msgspec.convert(read_toml(path), _File).rule
     except OSError as exc:
         raise BadSetting(f"{where} cannot be read ({exc.strerror}); correct workload_rules") from exc
+    except msgspec.ValidationError as exc:
+        raise BadSetting(f"{where} are wrong: {exc}; config/workloads.toml is an example") from exc
     except ValueError as exc:  # TOML, UTF-8
         raise BadSetting(f"{where} are no TOML: {exc}") from exc
-    entries = data.pop("rule", [])
-    if data:
-        raise BadSetting(f"{where} have the unknown key {min(data)!r}; begin each rule with a line [[rule]]")
-    if not isinstance(entries, list) or not entries or not all(isinstance(e, dict) for e in entries):
-        raise BadSetting(f"{where} hold no rule; begin each with a line [[rule]], or unset workload_rules")
-    if len(entries) > _MAX_RULES:
-        raise BadSetting(f"{where} are {len(entries):,}; {_MAX_RULES:,} is the limit, so use wildcards")
     rules: list[Rule] = []
     for number, entry in enumerate(entries, start=1):
         if rules and not rules[-1].needed:
@@ -189,27 +180,17 @@ def check_hint(name: str, where: str) -> str:
     raise BadSetting(f"{where} has the unknown hint {name!r}; {remedy}")
 
 
-def _rule(entry: Mapping[str, Any], number: int, where: str) -> Rule:
-    if unknown := sorted(set(entry) - {"name", "when", "workload"}):
-        raise BadSetting(f"{where} has the unknown key {unknown[0]!r}; the keys are name, when and workload")
-    name, when, workload = entry.get("name", str(number)), entry.get("when", {}), entry.get("workload")
-    if not isinstance(name, str) or not name or not name.isprintable():
-        raise BadSetting(f"{where} has the name {name!r}; write a text in quotes, or leave it out")
-    if not isinstance(workload, str) or not 0 < len(workload) <= _MAX_TEXT or not workload.isprintable():
+def _rule(entry: _Entry, number: int, where: str) -> Rule:
+    globs = {hint: _globs(hint, value, where) for hint, value in _flat(entry.when)}
+    pieces = tuple(_pieces(entry.workload, where))
+    if all(isinstance(piece, str) for piece in pieces) and len(entry.workload) > MAX_NAME:
         raise BadSetting(
-            f"{where} has the workload {workload!r}; write a template in quotes, such as "
-            "'{namespace}/{app}'"
+            f"{where} has a workload of {len(entry.workload)} characters; use at most {MAX_NAME}"
         )
-    if not isinstance(when, dict):
-        raise BadSetting(f"{where} has the conditions {when!r}; write when = {{namespace = 'shop-*'}}")
-    globs = {hint: _globs(hint, value, where) for hint, value in _flat(when)}
-    pieces = tuple(_pieces(workload, where))
-    if all(isinstance(piece, str) for piece in pieces) and len(workload) > MAX_NAME:
-        raise BadSetting(f"{where} has a workload of {len(workload)} characters; use at most {MAX_NAME}")
     return Rule(
-        name=name,
+        name=entry.name or str(number),
         when=globs,
-        workload=workload,
+        workload=entry.workload,
         pieces=pieces,
         globs={hint: re.compile("|".join(map(fnmatch.translate, texts))) for hint, texts in globs.items()},
     )

@@ -6,12 +6,12 @@ characters, and depends on nothing that changes from pod to pod or from day to d
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Final
 
 import msgspec
 
-from pipeline.records.batch import MAX_NAME, digest
+from pipeline.records.batch import MAX_NAME, as_workload_name, digest
+from pipeline.records.remembered import remembered
 from pipeline.sources.protocols.document_fields import (
     DataStream,
     DocumentFields,
@@ -28,21 +28,21 @@ CONTROLLERS: Final = tuple(
     f"k8s.{kind}.name" for kind in ("deployment", "statefulset", "daemonset", "cronjob")
 )
 _APPS: Final = ("app", "service_name", "job", "container")  # labels of Loki
-_REMEMBERED: Final = 4_096  # names, of parts of at most so many characters
-_LONGEST_PART: Final = 1_000
+_LONGEST_PART: Final = 1_000  # characters; the rest is cut
+_REMEMBERED: Final = 4_096
+_LONGEST: Final = 500  # OpenSearch allows 255 bytes of an index
 # Indices of one day or month, of a rollover, and the indices behind a data stream.
 _DATED: Final = re.compile(r"[-._][0-9]{4}(?:[-._][0-9]{2}){1,2}(?=$|-)|-[0-9]{6}$|^\.ds-")
 
 
 def joined_name(*parts: str) -> str:
     """The name of these parts, without those that are empty; UNKNOWN for none."""
-    return _joined(tuple(part[:_LONGEST_PART] for part in parts if part))
+    return _joined(*[part[:_LONGEST_PART] for part in parts if part])
 
 
-@lru_cache(_REMEMBERED)
-def _joined(parts: tuple[str, ...]) -> str:
-    name = "/".join(parts)
-    name = "".join(c if c.isprintable() else "_" for c in name).strip()
+@remembered(_REMEMBERED, _LONGEST)
+def _joined(*parts: str) -> str:
+    name = as_workload_name("/".join(parts)).strip()
     if len(name) > MAX_NAME:
         return f"{name[: MAX_NAME - 17]}~{digest(name)}"
     return name or UNKNOWN
@@ -124,7 +124,7 @@ def _is_of_texts(value: object) -> bool:
     return value is None or isinstance(value, str)
 
 
-@lru_cache(_REMEMBERED)
+@remembered(_REMEMBERED, _LONGEST)
 def of_index(index: str) -> str:
     """Of an index without its date: every day has an index of its own."""
     return joined_name(without_date(index))

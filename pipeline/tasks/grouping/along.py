@@ -1,26 +1,17 @@
 """Batches that a worker takes along: those that wait behind its own, claimed for the same stage.
 
 Their messages are only read, so a later reader finds these batches claimed or finished, as the ledger allows
-anyway. A batch that failed before, or a half of one, is never taken along. One that may have made a group
-fail is alone from then on, in this process.
+anyway. A batch that failed before, or a half of one, is never taken along. If the work on all of them fails,
+each is worked on alone in the same step, so that only the one at fault fails.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Final
 
 from pipeline.errors import RedisUnavailable
 from pipeline.ledger.renewal import ClaimRenewal
 from pipeline.logs import logger
 from pipeline.records.delivery import HALF, Claim, Stage
 from pipeline.tasks.context import Context
-from pipeline.tasks.step import GivenBack, StepResult, suspect
-
-SOLO_MAX: Final = 10_000  # remembered batches that are worked on alone
-
-
-def alone(context: Context, claim: Claim) -> bool:
-    """True if no other batch may share the work on this one."""
-    return claim.batch_id in context.solo or suspect(context, claim)
 
 
 def claim_others(
@@ -41,7 +32,7 @@ def _claims(
 ) -> Iterator[Claim]:
     try:
         for batch_id in batch_ids:
-            if HALF in batch_id or batch_id in context.solo:
+            if HALF in batch_id:
                 continue
             try:
                 other = context.ledger.claim(batch_id, stage, context.owner, first=True)
@@ -49,19 +40,9 @@ def _claims(
                 raise
             except Exception as exc:  # noqa: BLE001 - its own turn reports the fault
                 logger(batch=batch_id).warning("merging.left_alone", why=str(exc))
-                context.solo[batch_id] = None
                 continue
             if isinstance(other, Claim):
                 holding.add(other)
                 yield other
     except RedisUnavailable:
         return  # the next call to Redis reports it
-
-
-def give_back_apart(context: Context, claims: list[Claim], why: str) -> Iterator[tuple[Claim, StepResult]]:
-    """Gives the batches back to be worked on alone, uncounted: the one at fault is unknown."""
-    for claim in claims:
-        context.solo[claim.batch_id] = None
-        yield claim, GivenBack(f"{why}; it is tried alone")
-    while len(context.solo) > SOLO_MAX:
-        context.solo.popitem(last=False)

@@ -1,8 +1,7 @@
 """Group commit: a worker stores the batches that wait behind its own with it, in one commit of the results.
 
 Each batch is still committed in the ledger by its own id, and its claim is checked before the results become
-visible. A group that fails because of one batch says nothing about the others: they are given back uncounted,
-and this process stores them alone from then on.
+visible. A group that fails because of one batch says nothing about the others: each is stored alone then.
 
 Most of a commit waits: for the disk, and for Redis. So where more batches wait, the step goes on with the
 next group while one thread commits this one. At most one group is in the thread, groups are committed in
@@ -27,8 +26,8 @@ from pipeline.messages.spent import spent
 from pipeline.records.batch import Purpose
 from pipeline.records.delivery import Claim, Stage, WorkloadEnd
 from pipeline.tasks.context import Context
-from pipeline.tasks.grouping.along import alone, claim_others, give_back_apart
-from pipeline.tasks.step import StepResult, attempt, is_external
+from pipeline.tasks.grouping.along import claim_others
+from pipeline.tasks.step import StepResult, attempt, is_external, suspect
 
 # A group ends with as many records as three large batches have. One pass and one commit of these take a
 # sixth less of a processor than three. Fresh lines wait behind a group.
@@ -80,7 +79,7 @@ def _together(
         ((_, found),) = begin(context, [claim])
         return committed_or_stage(context, claim, found)
 
-    if claim.exhausted or alone(context, claim):
+    if claim.exhausted or suspect(context, claim):
         yield claim, attempt(context, claim, one)
         return
     others = claim_others(context, claim, holding, stage=stage, queue=queue, limit=GROUP_BATCHES)
@@ -101,13 +100,13 @@ def _together(
             if committing is not None:
                 yield from committing.result()
                 committing = None
-            first, members = members[0], []
+            members = []
             if _goes_on(context, claim, queue, until):
                 members = _filled(others)
             if members:
-                committing = context.committer.submit(_commit_groups, context, first, groups)
+                committing = context.committer.submit(_commit_groups, context, groups)
             else:
-                yield from _committed_groups(context, first, groups)
+                yield from _commit_groups(context, groups)
     finally:
         if committing is not None:
             wait([committing])
@@ -132,16 +131,6 @@ def _filled(others: Iterator[Claim], *first: Claim) -> list[Claim]:
     return members
 
 
-def _commit_groups(context: Context, first: Claim, groups: Groups) -> Results:
-    """`_committed_groups` for a thread."""
-    return list(_committed_groups(context, first, groups))
-
-
-def _committed_groups(context: Context, first: Claim, groups: Groups) -> Iterator[tuple[Claim, StepResult]]:
-    for purpose, group in groups.items():
-        yield from _commit_group(context, first, purpose, group)
-
-
 def _results(
     context: Context, members: list[Claim], begin: Begin
 ) -> Iterator[tuple[Claim, Stage | Unstored | Exception | None]]:
@@ -164,42 +153,46 @@ def _results(
 
 
 def committed_or_stage(context: Context, claim: Claim, found: Stage | Unstored | None) -> Stage | None:
-    """Commits the results of one batch alone, where there are some."""
+    """Stores the results of one batch, where there are some, then commits it: after a crash in between, they
+    are written again.
+
+    Raises ClaimLost: a stalled process must not overwrite the results of the claim's next holder.
+    """
     if not isinstance(found, Unstored):
         return found
-    commit(context, claim, found)
+    ((_, result),) = _commit(context, claim.meta.purpose, [(claim, found)])
+    if isinstance(result, Exception):
+        raise result
     return None
 
 
-def _commit_group(
-    context: Context, first: Claim, purpose: Purpose, group: list[tuple[Claim, Unstored]]
-) -> Iterator[tuple[Claim, StepResult]]:
-    if len(group) == 1:
-        ((member, found),) = group
-        yield member, attempt(context, member, partial(_committed, found=found))
-        return
+def _commit_groups(context: Context, groups: Groups) -> Results:
+    return [result for purpose, group in groups.items() for result in _commit(context, purpose, group)]
+
+
+def _commit(context: Context, purpose: Purpose, group: list[tuple[Claim, Unstored]]) -> Results:
     try:
         claimed = _store(context, purpose, group)
     except Exception as exc:  # noqa: BLE001 - step.py logs it when it settles the batch
-        if is_external(exc):
-            yield from ((member, exc) for member, _ in group)
-            return
+        if len(group) == 1 or is_external(exc):
+            return [(member, exc) for member, _ in group]
         logger(batches=len(group)).warning("group_commit.failed", why=str(exc))
-        yield from give_back_apart(
-            context,
-            [member for member, _ in group if member is not first],
-            f"stored with others it failed ({exc})",
-        )
-        for member, found in group:
-            if member is first:
-                yield member, attempt(context, member, partial(_committed, found=found))
-        return
-    for member, found in group:
-        if member.batch_id in claimed:
-            yield member, attempt(context, member, partial(_in_ledger, found=found))
-        else:
-            _take_back(context, member)
-            yield member, ClaimLost(f"batch {member.batch_id} is no longer ours; its new owner goes on")
+        return [result for one in group for result in _commit(context, purpose, [one])]
+    return [(member, _in_ledger(context, member, found, claimed)) for member, found in group]
+
+
+def _in_ledger(context: Context, claim: Claim, found: Unstored, claimed: set[str]) -> StepResult:
+    """Commits a batch whose results are stored, if it is still ours."""
+    try:
+        if claim.batch_id not in claimed:
+            raise ClaimLost(f"batch {claim.batch_id} is no longer ours; its new owner goes on")
+        context.ledger.commit_all(claim, found.ends, warming=found.warming)
+    except ClaimLost as exc:
+        _take_back(context, claim)
+        return exc
+    except Exception as exc:  # noqa: BLE001 - step.py logs it when it settles the batch
+        return exc
+    return None
 
 
 def _store(context: Context, purpose: Purpose, group: list[tuple[Claim, Unstored]]) -> set[str]:
@@ -237,43 +230,6 @@ def _still_claimed(context: Context, claims: list[Claim]) -> list[str]:
     """The ids of the batches whose claims are ours; the claims are renewed."""
     answers = context.ledger.renew_all(claims)
     return [claim.batch_id for claim, renewed in zip(claims, answers, strict=True) if renewed]
-
-
-def _committed(context: Context, claim: Claim, *, found: Unstored) -> None:
-    commit(context, claim, found)
-
-
-def commit(context: Context, claim: Claim, found: Unstored) -> None:
-    """Stores the results of one batch, then commits it: after a crash in between, they are written again.
-
-    Raises ClaimLost: a stalled process must not overwrite the results of the claim's next holder.
-    """
-    forgotten = context.forgotten(claim.meta.purpose)
-    check = partial(context.ledger.check, claim)
-    try:
-        with context.at_sink(claim.meta.purpose) as sink:
-            if forgotten is not None:
-                forgotten.look()
-            sink.write(claim.batch_id, found.rows, last=check)
-            if forgotten is not None:
-                forgotten.taken_over(claim.batch_id, found.rows, last=check)
-        _ledger_commit(context, claim, found)
-    except ClaimLost:
-        _take_back(context, claim)
-        raise
-
-
-def _in_ledger(context: Context, claim: Claim, *, found: Unstored) -> None:
-    """Commits a batch whose results are stored. Raises ClaimLost."""
-    try:
-        _ledger_commit(context, claim, found)
-    except ClaimLost:
-        _take_back(context, claim)
-        raise
-
-
-def _ledger_commit(context: Context, claim: Claim, found: Unstored) -> None:
-    context.ledger.commit_all(claim, found.ends, warming=found.warming)
 
 
 def _take_back(context: Context, claim: Claim) -> None:

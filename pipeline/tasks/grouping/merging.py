@@ -3,8 +3,7 @@ own (tasks/grouping/along.py). The promises to each batch stay:
 
 * A batch that failed before, or a half of one, is scored alone. So is every batch where only one attempt is
   allowed.
-* A pass that fails because of a line says nothing about the other batches: they are given back uncounted, and
-  this process scores them alone from then on. The batch whose turn it was goes on alone, and counts.
+* A pass that fails because of a line says nothing about the other batches: each is scored alone then.
 * A worker that is killed or hangs costs each batch one attempt. Scored alone, only the one at fault fails
   again.
 * Fresh batches take no backfill along, so they do not wait for it. `PASS_LINES`, `PASS_BATCHES` and
@@ -24,8 +23,8 @@ from pipeline.logs import logger
 from pipeline.messages.routing import QUEUE_CPU, QUEUE_GPU
 from pipeline.records.delivery import Claim, Stage
 from pipeline.tasks.context import Context
-from pipeline.tasks.grouping.along import alone, claim_others, give_back_apart
-from pipeline.tasks.step import StepResult, attempt, is_external
+from pipeline.tasks.grouping.along import claim_others
+from pipeline.tasks.step import StepResult, attempt, is_external, suspect
 
 # Distinct lines that fill a pass. A CPU core scores 2,100 lines/s ten at a time, 8,000 two hundred at a time,
 # and no more beyond; 512 lines take it 0.07 s. A GPU gets as many as one encoding holds (models/line.py).
@@ -55,7 +54,7 @@ def score_together(
         (work,) = answer(context, batch.version, [batch.work])
         return _hand_on(context, claim, work=work)
 
-    if alone(context, claim):
+    if suspect(context, claim):
         yield claim, attempt(context, claim, one)
         return
     groups: dict[str, list[ClaimedWork]] = {}  # by version, the version of `claim` first
@@ -72,10 +71,7 @@ def score_together(
                 yield from ((batch.claim, exc) for batch in group)
                 continue
             logger(version=version, batches=len(group)).warning("merging.failed", why=str(exc))
-            others = [batch.claim for batch in group if batch.claim is not claim]
-            yield from give_back_apart(context, others, f"scored together with others it failed ({exc})")
-            if group[0].claim is claim:
-                yield claim, attempt(context, claim, one)
+            yield from ((batch.claim, attempt(context, batch.claim, one)) for batch in group)
             continue
         for batch, work in zip(group, works, strict=True):
             yield batch.claim, attempt(context, batch.claim, partial(_hand_on, work=work))

@@ -26,6 +26,7 @@ from msgspec.structs import replace
 
 from pipeline.errors import BadPayload
 from pipeline.records.batch import digest
+from pipeline.records.left_out import AHEAD
 from pipeline.records.wire import Codec
 from pipeline.watching.incidents import values
 from pipeline.watching.incidents.listing import IncidentListing
@@ -41,7 +42,6 @@ LATE: Final = timedelta(
     minutes=5
 )  # Batches of one moment arrive within that: they wait for seconds, not minutes.
 MAX_INCIDENTS: Final = 1_000  # The oldest closed ones go first.
-AHEAD: Final = timedelta(days=1)  # The most of a wrong time zone; times further ahead are of a broken clock.
 MAX_YOUNG: Final = 600  # Young onsets; past that the oldest are settled early.
 RECENT: Final = 16_384  # Event ids that are remembered. An event is delivered again within seconds.
 BYTES: Final = 1 << 20
@@ -115,6 +115,10 @@ class Incidents:
         self._bound()
 
     def all(self) -> list[Incident]:
+        """All incidents but quiet ones, the newest first."""
+        return [one for one in self.every() if not one.quiet]
+
+    def every(self) -> list[Incident]:
         """All incidents, the newest first."""
         self._regroup()
         return self._listing.all(self._settled, self._groups, self._shape, self._open_span())

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pipeline.records.batch import digest
-from pipeline.watching.incidents.leading import Sign, lead_order
+from pipeline.watching.incidents.leading import Grade, Sign, count_step, lead_order
 from pipeline.watching.incidents.named import MOST as MOST_NAMED
 from pipeline.watching.incidents.onsets import BURST_SPAN, GAP, SPAN, Onset
 from pipeline.watching.incidents.origins import MOST, Clue, LikelyOrigin, TraceShape, likely_origins
@@ -27,6 +27,8 @@ MAX_COUNT: Final = 1 << 53  # The largest number that every reader of JSON keeps
 FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC)  # Times outside are mistakes, and could overflow.
 LAST: Final = datetime(2200, 1, 1, tzinfo=UTC)
 
+_GRADES: Final = {3: Grade.ERROR, 2: Grade.WARNING, 1: Grade.CALM}  # by severity
+TEMPLATE: Final = "template"  # the kind of a cause that is a template
 Key = tuple[str, str]  # workload, cause
 Hash = Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
 _Time = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -56,6 +58,8 @@ class IncidentEvent:
     new: bool = False  # no training has seen its template
     timed: bool = True  # false: no record has a time, and `first` and `last` are those of arrival
     named: tuple[str, ...] = ()  # other workloads that its text names
+    grade: int = 0  # as `leading.Grade`; 0: as its severity says
+    thrown: tuple[str, ...] = ()  # as `leading.thrown_in`
 
 
 class Cause(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -75,6 +79,8 @@ class Cause(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     new: bool = False  # no training has seen its template
     timed: bool = True  # false: no record has a time, and `first` and `last` are those of arrival
     named: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=MOST_NAMED)] = ()  # other workloads
+    grade: Annotated[int, msgspec.Meta(ge=0, le=int(Grade.ERROR))] = 0  # the highest; 0: as its severity says
+    thrown: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=2)] = ()  # of the earliest event
 
     def __post_init__(self) -> None:
         _check_order(self.first, self.last)
@@ -86,12 +92,14 @@ class Cause(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     def sign(self) -> Sign:
         """The facts that its place in an incident depends on."""
         return Sign(
-            severity=self.severity,
+            grade=self.grade or _GRADES[self.severity],
+            workload=self.workload,
             new=self.new,
             first=self.first,
             last=self.last,
             count=self.count,
             text=self.text,
+            thrown=self.thrown,
             tie=(self.source, self.line, self.workload, self.cause),
         )
 
@@ -145,6 +153,11 @@ class Incident(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     @property
     def score(self) -> float:
         return max(c.score for c in self.causes)
+
+    @property
+    def quiet(self) -> bool:
+        """Calm new lines alone: findings, but nothing that anybody has to look at."""
+        return all(c.severity == 1 and c.kind == TEMPLATE for c in self.causes)
 
     @property
     def title(self) -> str:
@@ -202,6 +215,8 @@ def young_cause(event: IncidentEvent, sample: bytes) -> YoungCause:
         new=event.new,
         timed=event.timed,
         named=tuple(_cut(name, NAME_BYTES) for name in event.named[:MOST_NAMED]),
+        grade=min(max(event.grade, 0), Grade.ERROR),
+        thrown=tuple(_cut(text, TEXT_BYTES) for text in event.thrown[:2]),
     )
     return YoungCause(
         cause=cause,
@@ -242,14 +257,16 @@ def add_cause(cause: Cause, other: Cause) -> Cause:
         new=cause.new or other.new,
         timed=cause.timed or other.timed,
         named=tuple(sorted({*cause.named, *other.named})[:MOST_NAMED]),
+        grade=max(cause.grade, other.grade),
     )
 
 
 def in_one_place(cause: Cause, counted: Cause) -> bool:
     """Whether a cause that was counted again surely has its place among the same others (`lead_order`)."""
     return cause is counted or (
-        (cause.severity, cause.new, cause.first) == (counted.severity, counted.new, counted.first)
-        and cause.count.bit_length() == counted.count.bit_length()
+        (cause.severity, cause.grade, cause.new, cause.first)
+        == (counted.severity, counted.grade, counted.new, counted.first)
+        and count_step(cause.count) == count_step(counted.count)
         and (cause.last - cause.first > SPAN) == (counted.last - counted.first > SPAN)
     )
 
@@ -297,8 +314,8 @@ def weight(value: Incident | YoungCause) -> int:
 
 
 def _cause_weight(cause: Cause) -> int:
-    texts = (cause.workload, cause.cause, cause.kind, cause.text, cause.source, *cause.named)
-    return 77 + sum(len(text.encode()) for text in texts) + 5 * len(cause.named)
+    texts = (cause.workload, cause.cause, cause.kind, cause.text, cause.source, *cause.named, *cause.thrown)
+    return 78 + sum(len(text.encode()) for text in texts) + 5 * (len(cause.named) + len(cause.thrown))
 
 
 def _bursts(spans: tuple[tuple[datetime, datetime], ...]) -> tuple[tuple[datetime, datetime], ...]:

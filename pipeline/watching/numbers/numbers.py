@@ -61,7 +61,7 @@ class Numbers:
     variables that jump as ids do; they are not followed."""
 
     def __init__(self) -> None:
-        self.variables: dict[tuple[int, str], Variable] = {}
+        self.variables: dict[tuple[int, str, ValueKind], Variable] = {}
         self.budgets = {
             Reason.NUMBER_SHIFT: AlarmBudget(SHIFTS_PER_DAY),
             Reason.NUMBER_OUTLIER: AlarmBudget(OUTLIERS_PER_DAY),
@@ -100,14 +100,21 @@ class Numbers:
         if variable.kind not in _POOLED:
             return None
         first = self._first.setdefault(variable.name, variable.template_id)
-        if first == variable.template_id and (EVERY_TEMPLATE, variable.name) not in self.variables:
+        if (
+            first == variable.template_id
+            and (EVERY_TEMPLATE, variable.name, variable.kind) not in self.variables
+        ):
             return None
         return self._variable(slot, EVERY_TEMPLATE, variable.name, variable.kind)
 
     def _told_by_templates(self, pooled: Variable) -> bool:
-        """Whether one of its templates is shifted for now."""
+        """Whether a shift of one of its templates that goes on was reported."""
         return any(
-            one.episode and one.name == pooled.name and one is not pooled for one in self.variables.values()
+            one.episode
+            and one.level
+            and (one.name, one.kind) == (pooled.name, pooled.kind)
+            and one is not pooled
+            for one in self.variables.values()
         )
 
     def _turn(self, minute: int) -> None:
@@ -118,15 +125,16 @@ class Numbers:
         self.minute = max(self.minute, minute)
 
     def _variable(self, slot: int, template_id: int, name: str, kind: ValueKind) -> Variable | None:
-        key = (template_id, name)
+        # One key may write values of several kinds, such as `status=0` and `status=503`.
+        key = (template_id, name, kind)
         variable = self.variables.get(key)
-        if variable is not None and variable.kind is kind:
+        if variable is not None:
             return variable
-        if variable is not None or key in self.wild:
+        if kind is ValueKind.COUNT and (template_id, name) in self.wild:
             return None
         if len(self.variables) >= MAX_VARIABLES and not self._make_room(slot):
             return None
-        if sum(known == template_id for known, _ in self.variables) >= MAX_NAMES:
+        if sum(known == template_id for known, _, _ in self.variables) >= MAX_NAMES:
             return None
         variable = Variable(template_id=template_id, name=name, kind=kind, since=slot, seen=slot)
         self.variables[key] = variable
@@ -173,6 +181,7 @@ class Numbers:
         self, variable: Variable, shift: Deviation, score: float, minute: int, *, judged: bool
     ) -> bool:
         """Begin an episode, or a higher one, with this window; whether that is an alarm."""
+        before = variable.level
         if not variable.escalates(shift):
             return False
         variable.episode = variable.episode or max(1, minute)
@@ -181,7 +190,10 @@ class Numbers:
             return False
         if variable.template_id == EVERY_TEMPLATE and self._told_by_templates(variable):
             return False
-        return self._admit(Reason.NUMBER_SHIFT, variable, minute)
+        if self._admit(Reason.NUMBER_SHIFT, variable, minute):
+            return True
+        variable.level = before  # It was not reported, so the next window asks again.
+        return False
 
     def _calms(self, variable: Variable, minute: int) -> None:
         """A window like those before the episode, which ends with the third of them."""
@@ -214,7 +226,7 @@ class Numbers:
         """The height that a score of this variable needs now."""
         minutes = max(1, self.minute - self.since)
         tests = (_TESTS * self.windows if kind is Reason.NUMBER_SHIFT else self.values) / minutes * 1440
-        repeats = self.backoff.repeats(self._cause(kind, variable))
+        repeats = self.backoff.repeats(self._cause(kind, variable), self.minute)
         return self.budgets[kind].height(tests, minutes, repeats)
 
     def _admit(self, kind: Reason, variable: Variable, minute: int) -> bool:
@@ -242,9 +254,8 @@ class Numbers:
             and variable.squares[0] > _WILD
             and len(self.wild) < MAX_VARIABLES
         ):
-            key = (variable.template_id, variable.name)
-            del self.variables[key]
-            self.wild[key] = None
+            del self.variables[variable.template_id, variable.name, variable.kind]
+            self.wild[variable.template_id, variable.name] = None
 
     # ---- wire --------------------------------------------------------------------------------------
 
@@ -280,7 +291,7 @@ class Numbers:
         if blob is None:
             return state
         packed = _CODEC.unpack(blob)
-        state.variables = {(one.template_id, one.name): one for one in packed.variables}
+        state.variables = {(one.template_id, one.name, one.kind): one for one in packed.variables}
         state.budgets = dict(zip(_KINDS, packed.budgets, strict=True))
         state._first = {one.name: one.template_id for one in reversed(packed.variables) if one.template_id}
         state.backoff.causes = packed.causes

@@ -133,10 +133,10 @@ class Variable(msgspec.Struct, array_like=True, kw_only=True):
         return JudgedWindow(self._shift(n) if known else None, self._outlier(n), n)
 
     def escalates(self, shift: Deviation) -> bool:
-        """Whether this window of an episode is far beyond those before it, or the first one; it is the
-        measure then."""
+        """Whether this window of an episode is far beyond the last one that was reported, or none was; it is
+        the measure then."""
         size = abs(distance(self.kind, shift.was, shift.now))
-        if self.episode and size < self.level + _FAR:
+        if self.level and size < self.level + _FAR:
             return False
         self.level = size
         return True

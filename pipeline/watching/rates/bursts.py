@@ -62,7 +62,6 @@ class Bursts(Columns):
         grown = (at.baseline.age >= YOUNG) & (at.returns >= FEW_TIMES)
         watched = int(np.count_nonzero(grown)) + 1
         threshold = self.peaks.threshold(_TESTS * watched, float(at.baseline.age[TOTAL]))
-        grown[TOTAL] = at.baseline.age[TOTAL] >= YOUNG
         grown[OTHER] = False
         excess = score - self.max_normal_score
         new = grown & (self.burst_age == 0) & (excess >= threshold) & (counts > mean)
@@ -90,7 +89,7 @@ class Bursts(Columns):
     def _idle_scores(self, at: MinuteContext, sums: Floats, live: Any) -> Floats:
         """The scores of the episodes that go on; those of the ended ones become peaks."""
         n = len(sums)
-        often = (at.returns[live] >= FEW_TIMES) | (live == TOTAL)
+        often = at.returns[live] >= FEW_TIMES
         # The minute from which on there is history enough to judge.
         grown = np.where(often & (live != OTHER), np.clip(YOUNG - at.baseline.age[live], 0, n), n)
         grown = grown.astype(np.int64)
@@ -129,23 +128,9 @@ class Bursts(Columns):
         if self.alert_state[TOTAL] == ALERTED:  # these bursts are part of the workload's
             self.alert_state[rows] = ALERTED
             return []
-        if len(found) > TOGETHER:
-            found.sort(key=lambda pair: (-pair[1].nats, pair[0]))
-            templates = [detection for row, detection in found if row != TOTAL]
-            one = replace(
-                found[0][1],
-                template_id=None,
-                began=min(detection.began for _, detection in found),
-                expected=sum(detection.expected for detection in templates),
-                seen=sum(detection.seen for detection in templates),
-                others=tuple(d.template_id for d in templates if d.template_id is not None)[:TOGETHER],
-            )
-            self.alert_state[rows] = ALERTED
-            return [one] if at.backoff.admit(one.cause, at.minute) else []
-        admitted = [(row, d) for row, d in found if at.backoff.admit(d.cause, at.minute)]
-        for row, _ in admitted:
-            self.alert_state[row] = ALERTED
-        return [detection for _, detection in admitted]
+        reported, detections = at.backoff.admit_group(found, _merged, at.minute)
+        self.alert_state[reported] = ALERTED
+        return detections
 
     def _settle(self, at: MinuteContext, of: _Scores, cusum: Cusum) -> None:
         """End bursts that are over, and learn the scores of episodes that were normal."""
@@ -185,7 +170,7 @@ class Bursts(Columns):
             # `repeat_score`: the score it would have now that its clumps are known.
             height = min(score, max(threshold, repeat_score))
             # A burst that comes again and again belongs to the workload; two may be one fault, not repaired.
-            habit = not alerted or at.backoff.repeats(cause) >= 3
+            habit = not alerted or at.backoff.repeats(cause, at.minute) >= 3
             self.max_normal_score[row] = max(normal, height) if habit else normal + _REPEAT
             score = min(score, normal + threshold + OVER) if alerted else height
         self.peaks.add(score - normal, at.minute, alerted=alerted)
@@ -198,3 +183,17 @@ class Bursts(Columns):
         for row in np.flatnonzero(self.burst_age > 0).tolist():
             at.backoff.ended(cause_of_row(Reason.RATE_BURST, row, at.ids), at.minute)
         self.clear(slice(None), "episode_score", "burst_age", "quiet_run", "alert_state")
+
+
+def _merged(found: list[Detection]) -> Detection:
+    """Bursts of many templates as one of the workload."""
+    found = sorted(found, key=lambda one: -one.nats)
+    templates = [one for one in found if one.template_id is not None]
+    return replace(
+        found[0],
+        template_id=None,
+        began=min(one.began for one in found),
+        expected=sum(one.expected for one in templates),
+        seen=sum(one.seen for one in templates),
+        others=tuple(one.template_id for one in templates if one.template_id is not None)[:TOGETHER],
+    )

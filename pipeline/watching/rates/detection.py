@@ -1,6 +1,6 @@
 """A detection, the back-off of alerts by cause, and the context of a judged minute."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final, NamedTuple
 
@@ -24,6 +24,15 @@ Positive = Annotated[float, Meta(ge=0.0, lt=1e18)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DailyRun:
+    """The run of a daily job that did not come."""
+
+    first: EpochMinute  # between these it was expected
+    last: EpochMinute
+    days: Annotated[int, Meta(ge=0, le=366)]  # with a run before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Detection:
     """One minute out of the ordinary. `template_id` None: of the workload as a whole."""
 
@@ -37,6 +46,7 @@ class Detection:
     threshold: Finite
     others: tuple[TemplateId, ...] = ()  # templates that take part
     season: str = "no"  # seasonality kind behind `expected`: "no", "24" or "168" slots
+    run: DailyRun | None = None  # of a silence that is a missed run
 
     @property
     def cause(self) -> str:
@@ -69,15 +79,33 @@ class AlertBackoff:
 
     def admit(self, cause: str, minute: int) -> bool:
         """Whether this cause may alert now; if so, the alert counts."""
-        repeats, until, last = self.causes.get(cause, Repeat(0.0, 0.0, float(minute)))
-        if minute < until:
+        if minute < self.quiet_until(cause):
             return False
-        repeats = max(0.0, repeats - max(0.0, minute - last) / 1440) + 1.0
-        self.causes[cause] = Repeat(repeats, 0.0, float(minute))
+        self.causes[cause] = Repeat(self.repeats(cause, minute) + 1.0, 0.0, float(minute))
         if len(self.causes) > _CAUSES:
             for old in sorted(self.causes, key=lambda k: (self.causes[k].alerted, k))[: _CAUSES // 8]:
                 del self.causes[old]
         return True
+
+    def admit_group(
+        self,
+        found: Sequence[tuple[int, Detection]],
+        merge: Callable[[list[Detection]], Detection],
+        minute: int,
+    ) -> tuple[list[int], list[Detection]]:
+        """The rows whose episodes are reported now, and the detections that report them.
+
+        More than `TOGETHER` become one of the workload. A row that is not among the returned ones has had no
+        alert: the caller leaves it pending and asks again in the next minute."""
+        free = [(row, one) for row, one in found if minute >= self.quiet_until(one.cause)]
+        reported = [one for _, one in free]
+        if len(free) > TOGETHER:
+            reported = [merge(reported)]
+            if minute < self.quiet_until(reported[0].cause):
+                return [], []
+        for cause in dict.fromkeys(one.cause for one in [*reported, *(one for _, one in free)]):
+            self.admit(cause, minute)
+        return [row for row, _ in free], reported
 
     def ended(self, cause: str, minute: int) -> None:
         """Begin the pause of a cause that is over."""
@@ -87,8 +115,10 @@ class AlertBackoff:
                 pause = min(1440.0, _PAUSE * 2.0 ** (repeats - 1.0))
                 self.causes[cause] = Repeat(repeats, float(minute) + pause, last)
 
-    def repeats(self, cause: str) -> float:
-        return self.causes[cause].repeats if cause in self.causes else 0.0
+    def repeats(self, cause: str, minute: int) -> float:
+        """The number of earlier alerts of this cause; each quiet day takes one off."""
+        repeats, _, last = self.causes.get(cause, Repeat(0.0, 0.0, float(minute)))
+        return max(0.0, repeats - max(0.0, minute - last) / 1440)
 
     def quiet_until(self, cause: str) -> float:
         return self.causes[cause].quiet_until if cause in self.causes else 0.0

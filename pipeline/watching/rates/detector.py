@@ -6,6 +6,7 @@ orders their steps.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Final, Self
 
 import msgspec
@@ -16,6 +17,7 @@ from pipeline.watching.rates.bursts import LEARNT, Bursts
 from pipeline.watching.rates.columns import DROP, HEAD, NEW_ROWS, OTHER, ROWS, TOTAL, UNCOUNTED, Table
 from pipeline.watching.rates.composition import WINDOW, Composition
 from pipeline.watching.rates.cusum import Cusum
+from pipeline.watching.rates.daily_runs import DailyRuns
 from pipeline.watching.rates.detection import (
     LAST_MINUTE,
     AlertBackoff,
@@ -25,6 +27,7 @@ from pipeline.watching.rates.detection import (
     Positive,
 )
 from pipeline.watching.rates.gaps import Gaps
+from pipeline.watching.rates.newcomers import Newcomers
 from pipeline.watching.rates.scatter import BLOCK, Scatter
 from pipeline.watching.rates.season import SLOTS, Season, slot_of
 from pipeline.watching.rates.tail_bounds import Bools, Floats, common_factor, size_of
@@ -58,6 +61,8 @@ class Detector:
         self.cusum = Cusum()
         self.bursts = Bursts()
         self.gaps = Gaps()
+        self.daily_runs = DailyRuns()
+        self.newcomers = Newcomers()
         self.composition = Composition()
         self.backoff = AlertBackoff()
         parts = (
@@ -67,6 +72,8 @@ class Detector:
             self.cusum,
             self.bursts,
             self.gaps,
+            self.daily_runs,
+            self.newcomers,
             self.composition,
         )
         self.table = Table(*parts)
@@ -95,13 +102,22 @@ class Detector:
         minutes_size = size_of(high, self.baseline.slow_lines, unsure, at.dispersion)
         blocks_size = size_of(high, self.baseline.slow_lines, unsure, blocks)
         found = self.bursts.advance(at, x, high, self.cusum, (minutes_size, blocks_size))
+        found += self.newcomers.advance(at, x)
+        self.daily_runs.advance(at, x > 0, self.gaps.last_minute)
         found += self.gaps.advance(at, x, min(1.0, recent))
+        found += self._missed_runs(at)
         if minute // WINDOW != self.composition.window:
             calm = (self.bursts.burst_age == 0) | (self.bursts.alert_state == LEARNT)
             found += self.composition.close(at, calm & (self.gaps.silence_age == 0))
         low = np.minimum(usual, np.maximum(fast * factor, NOTHING))
         low[HEAD:] *= min(1.0, recent)
         self._learn(at, x, usual, low, high)
+        return found
+
+    def _missed_runs(self, at: MinuteContext) -> list[Detection]:
+        activity = min(1.0, float(self.gaps.activity()[TOTAL] * self.season.factor[TOTAL]))
+        rows, found = self.daily_runs.missed(at, self.gaps.alerted > 0, activity)
+        self.gaps.miss(rows)
         return found
 
     def _learn(self, at: MinuteContext, x: Floats, usual: Floats, low: Floats, high: Floats) -> None:
@@ -142,6 +158,7 @@ class Detector:
         limits = (
             60 - minute % 60,
             self.gaps.idle_limit(judged=judged),
+            self.daily_runs.idle_limit(minute),
             self.composition.idle_limit(minute),
             self.season.idle_limit(minute, learn),
         )
@@ -199,6 +216,7 @@ class Detector:
         before an hour in which a silence would be found, or a seasonality kind changes. Returns the number
         of minutes; 0 if this hour needs `skip`."""
         first = 60 - minute % 60
+        limit = int(min(limit, self.daily_runs.idle_limit(minute)))
         if limit < first + 60 or self.composition.shift_age or (self.bursts.burst_age > 0).any():
             return 0
         if minute // 60 != self.season.hour:
@@ -228,7 +246,8 @@ class Detector:
         """`n` minutes of one hour without lines, roughly: a long gap ends bursts and windows."""
         if minute // 60 != self.season.hour:
             self._turn_season(minute)
-        found = self.gaps.skip(self._context(minute, judged=judged), n)
+        at = self._context(minute, judged=judged)
+        found = self.gaps.skip(at, n) + self._missed_runs(replace(at, minute=minute + n - 1))
         if not self.gaps.silence_age[TOTAL] > 0:
             everywhere = np.ones(len(self.table), dtype=bool)
             self.baseline.decay(n, self.season.factor, everywhere)
@@ -283,9 +302,10 @@ class Detector:
         return self.table.spread(counts)
 
     def _forget_rows(self, n: int, counts: Mapping[int, int]) -> None:
-        """Fold the `n` rows with the fewest lines into OTHER; rows with an open alarm or a line now stay."""
+        """Fold the `n` rows with the fewest lines into OTHER; rows with an open alarm, a
+        run that is due, or a line now stay."""
         ids = np.array(self.table.ids)
-        bound = (self.bursts.burst_age > 0) | (self.gaps.silence_age > 0)
+        bound = (self.bursts.burst_age > 0) | (self.gaps.silence_age > 0) | self.daily_runs.regular()
         bound |= np.array([t in counts for t in self.table.ids])
         bound[:HEAD] = True
         free = np.flatnonzero(~bound)

@@ -21,9 +21,12 @@ _REGULAR: Final = 20.0  # Returns after which a template counts as one that keep
 _PATIENCE: Final = 240.0  # Minutes of history before anything is waited for.
 _GIVEN_UP: Final = 2880.0  # Minutes after which a silent template is no longer waited for.
 _STEADY: Final = 0.35  # Least scale of the tail of gaps, in usual gaps: the clocks of heartbeats drift.
+_CHANCE: Final = 0.5  # scale beyond which lines come by chance rather than as a clock does
+_DOUBT: Final = math.log(6.0)  # nats more for these: a sixth of the budget; people miss heartbeats
 _MISSED: Final = 2.0  # Lines expected in the gap: a template that hardly comes any more is not missed.
 _EMPTY: Final = 3.0  # Minutes without a line before a silence can be.
 _LEAST_TESTS: Final = 10.0  # A day.
+_FIRST: Final = 1.5  # Minutes with a line before the first gap that is learnt.
 _MOST_RETURNS: Final = 20_000
 
 
@@ -60,13 +63,14 @@ class Gaps(Columns):
         if not came[TOTAL]:
             due[HEAD:] = 0.0
         self.elapsed += due
-        score = self._score(scale)
+        expected = self._expected(at, at.minute)
+        score = _nats(self.elapsed, self.gap_max, self._evidence(scale), scale, expected)
         threshold = self.peaks.threshold(self._tests(activity), float(at.baseline.age[TOTAL]))
         if came.any():
             self._close(at, came, score, scale, threshold)
         patient = (self.returns >= _REGULAR) & (at.baseline.age >= _PATIENCE)
         patient[OTHER] = False
-        patient &= self._missed(at, at.minute)
+        patient &= expected >= _MISSED
         silent = patient & ~came & (due > 0) & (score >= threshold) & (at.minute - self.last_minute >= _EMPTY)
         detections: list[Detection] = []
         if at.judged:
@@ -126,13 +130,12 @@ class Gaps(Columns):
                 return n
             until = at.backoff.quiet_until(Reason.RATE_SILENCE.value)
         k = np.arange(n)
-        beyond = self.elapsed[TOTAL] + np.cumsum(activity.due[:, TOTAL]) - self.gap_max[TOTAL]
-        if beyond[-1] <= 0:
+        elapsed = self.elapsed[TOTAL] + np.cumsum(activity.due[:, TOTAL])
+        if elapsed[-1] <= self.gap_max[TOTAL]:
             return n
-        evidence = math.log(max(self.returns[TOTAL], 1.0))
-        score = np.where(beyond > 0, evidence + beyond / self._scale()[TOTAL], 0.0)
         empty = at.minute + k - self.last_minute[TOTAL]
         expected = slow * at.season.factor[TOTAL] * empty
+        score = self._score_of_total(elapsed, expected)
         silent = (activity.due[:, TOTAL] > 0) & (empty >= _EMPTY) & (expected >= _MISSED)
         silent &= (age + k >= _PATIENCE) & (at.minute + k >= until)
         silent &= score >= self.peaks.floor(_LEAST_TESTS)
@@ -147,13 +150,14 @@ class Gaps(Columns):
         """`n` minutes of one hour without lines, roughly: only the workload can fall silent, at their end."""
         activity = self.activity()
         self.elapsed[TOTAL] += n * self._due(at, activity, 1.0)[TOTAL]
-        score = float(self._score(self._scale())[TOTAL])
+        last = replace(at, minute=at.minute + n - 1)
+        expected = self._expected(last, last.minute)[TOTAL]
+        score = float(self._score_of_total(self.elapsed[TOTAL], expected))
         patient = self.returns[TOTAL] >= _REGULAR and at.baseline.age[TOTAL] >= _PATIENCE
         detections = []
         if at.judged and patient and score >= self.peaks.floor(_LEAST_TESTS):
             threshold = self.peaks.threshold(self._tests(activity), float(at.baseline.age[TOTAL]))
-            last = replace(at, minute=at.minute + n - 1)
-            if score >= threshold and self._missed(at, last.minute)[TOTAL]:
+            if score >= threshold and expected >= _MISSED:
                 self.silence_age[TOTAL] = max(1.0, self.silence_age[TOTAL])
                 found = self._silence(last, TOTAL, score, threshold)
                 if self.alerted[TOTAL] == 0 and at.backoff.admit(found.cause, at.minute):
@@ -185,7 +189,7 @@ class Gaps(Columns):
         if at.judged and self.returns[TOTAL] >= _REGULAR and not (silent and self.alerted[TOTAL] > 0):
             slow = at.baseline.slow_of_hours(TOTAL, lengths, factor)
             expected = slow * factor * (at.minute + before + lengths - 1 - self.last_minute[TOTAL])
-            hours = self._first_silent(at, np.cumsum(due), ratio, before, expected >= _MISSED)
+            hours = self._first_silent(at, np.cumsum(due), ratio, before, expected)
             if silent and hours < len(lengths):
                 hours = 0
         self.elapsed[TOTAL] += due[:hours].sum()
@@ -193,20 +197,23 @@ class Gaps(Columns):
         return hours
 
     def _first_silent(
-        self, at: MinuteContext, elapsed: Floats, ratio: Floats, before: Floats, missed: Bools
+        self, at: MinuteContext, elapsed: Floats, ratio: Floats, before: Floats, expected: Floats
     ) -> int:
         """The first hour at whose end a silence may be found; their number where none is."""
-        beyond = self.elapsed[TOTAL] + elapsed - self.gap_max[TOTAL]
-        evidence = math.log(max(self.returns[TOTAL], 1.0))
-        score = np.where(beyond > 0, evidence + beyond / self._scale()[TOTAL], 0.0)
+        score = self._score_of_total(self.elapsed[TOTAL] + elapsed, expected)
         age = at.baseline.age[TOTAL] + before
-        found = missed & (age >= _PATIENCE) & (score >= self.peaks.floor(_LEAST_TESTS))
+        found = (expected >= _MISSED) & (age >= _PATIENCE) & (score >= self.peaks.floor(_LEAST_TESTS))
         activity = self.activity()
         for hour in np.flatnonzero(found).tolist():
             activity[TOTAL] = ratio[hour]
             if score[hour] >= self.peaks.threshold(self._tests(activity), float(age[hour])):
                 return int(hour)
         return len(elapsed)
+
+    def miss(self, rows: list[int]) -> None:
+        """These rows are silent, and reported."""
+        self.silence_age[rows] = np.maximum(self.silence_age[rows], 1.0)
+        self.alerted[rows] = 1.0
 
     def unlearnt(self) -> Bools:
         """Rows whose level is not learnt, because a silence goes on."""
@@ -226,19 +233,19 @@ class Gaps(Columns):
         due[HEAD:] *= fall
         return due
 
-    def _missed(self, at: MinuteContext, minute: int) -> Bools:
-        """Rows whose level expects enough lines in the running gap."""
-        expected = at.baseline.slow() * at.season.factor * (minute - self.last_minute)
-        return np.asarray(expected >= _MISSED)
+    def _expected(self, at: MinuteContext, minute: int) -> Floats:
+        """Lines that the level of each row expects in the running gap."""
+        return np.asarray(at.baseline.slow() * at.season.factor * (minute - self.last_minute))
 
-    def _score(self, scale: Floats) -> Floats:
-        """Nats by which the running gap is longer than the gaps of the past.
+    def _score_of_total(self, elapsed: Floats, expected: Floats) -> Floats:
+        """The scores of gaps of the workload, in each of which `expected` lines were due."""
+        scale = self._scale()
+        evidence = self._evidence(scale)
+        return _nats(elapsed, self.gap_max[TOTAL], evidence[TOTAL], scale[TOTAL], expected)
 
-        n gaps, none longer than the longest, bound the chance of a longer one by 1/n. Beyond, the tail is
-        exponential.
-        """
-        beyond = self.elapsed - self.gap_max
-        return np.where(beyond > 0, np.log(np.maximum(self.returns, 1.0)) + beyond / scale, 0.0)
+    def _evidence(self, scale: Floats) -> Floats:
+        """Nats of a gap as long as the longest one."""
+        return np.asarray(np.log(np.maximum(self.returns, 1.0)) - np.where(scale > _CHANCE, _DOUBT, 0.0))
 
     def _scale(self) -> Floats:
         """Scale of the tail beyond the longest gap, from the gaps' spread and their maximum."""
@@ -256,9 +263,9 @@ class Gaps(Columns):
             self.peaks.add(min(height, threshold + OVER) if alerted else height, at.minute, alerted=alerted)
         # A silence that ended by itself counts as a gap just long enough to alert. So a template that pauses
         # now and then is learnt, and a long outage does not make the detector deaf. A first line has no gap
-        # before it.
-        learn = came & (self.last_minute > 0)
-        evidence = np.log(np.maximum(self.returns, 1.0))
+        # before it, and the gap before the second is measured by the rate of one line: many times too long.
+        learn = came & (self.active_minutes > _FIRST)
+        evidence = self._evidence(scale)
         longest = self.gap_max + scale * np.maximum(threshold - evidence, 1.0)
         gap = np.where(self.alerted > 0, np.minimum(self.elapsed, longest), self.elapsed)
         self.gap_max = np.where(learn, np.maximum(self.gap_max * (1.0 - DAYS_28), gap), self.gap_max)
@@ -275,23 +282,11 @@ class Gaps(Columns):
     def _alerts(self, at: MinuteContext, silent: Bools, score: Floats, threshold: float) -> list[Detection]:
         """Detections of silences that have not alerted; many at once are one of the workload."""
         rows = np.flatnonzero((self.silence_age > 0) & (self.alerted == 0) & silent).tolist()
-        found = []
-        for row in rows[:1] if TOTAL in rows else rows:
-            detection = self._silence(at, row, float(score[row]), threshold)
-            if at.backoff.admit(detection.cause, at.minute):
-                self.alerted[row] = 1.0
-                found.append(detection)
-        if len(found) <= TOGETHER:
-            return found
-        one = replace(
-            found[0],
-            template_id=None,
-            began=min(d.began for d in found),
-            expected=sum(d.expected for d in found),
-            nats=max(d.nats for d in found),
-            others=tuple(d.template_id for d in found if d.template_id is not None)[:TOGETHER],
-        )
-        return [one] if at.backoff.admit(one.cause, at.minute) else []
+        waiting = rows[:1] if TOTAL in rows else rows
+        found = [(row, self._silence(at, row, float(score[row]), threshold)) for row in waiting]
+        reported, detections = at.backoff.admit_group(found, _merged, at.minute)
+        self.alerted[reported] = 1.0
+        return detections
 
     def _silence(self, at: MinuteContext, row: int, score: float, threshold: float) -> Detection:
         began = int(self.last_minute[row]) + 1
@@ -305,3 +300,27 @@ class Gaps(Columns):
             nats=score,
             threshold=threshold,
         )
+
+
+def _nats(elapsed: Floats, longest: Floats, evidence: Floats, scale: Floats, expected: Floats) -> Floats:
+    """Minus the logarithm of the chance of a gap so long.
+
+    n gaps, none longer than the longest, bound the chance of a longer one by 1/n. Beyond, the tail is
+    exponential. Where lines come by chance, a gap without `expected` lines is no stranger than a Poisson
+    process makes it: the past may have had short gaps by luck.
+    """
+    beyond = elapsed - longest
+    tail = np.where(beyond > 0, evidence + beyond / scale, 0.0)
+    return np.where(scale > _CHANCE, np.minimum(tail, np.maximum(expected - _DOUBT, 0.0)), tail)
+
+
+def _merged(found: list[Detection]) -> Detection:
+    """Silences of many templates as one of the workload."""
+    return replace(
+        found[0],
+        template_id=None,
+        began=min(d.began for d in found),
+        expected=sum(d.expected for d in found),
+        nats=max(d.nats for d in found),
+        others=tuple(d.template_id for d in found if d.template_id is not None)[:TOGETHER],
+    )

@@ -13,9 +13,13 @@ from dataclasses import dataclass, field
 from typing import Final, cast
 
 from pipeline.errors import BadPayload
+from pipeline.records.left_out import LeftOut
 from pipeline.records.wire import Codec
 from pipeline.watching.observation import Lane, Observation
-from pipeline.watching.rates.rates import FUTURE, Alarm, GoesOn, Rates
+from pipeline.watching.rates.detection import LAST_MINUTE
+from pipeline.watching.rates.rates import Alarm, GoesOn, Rates
+from pipeline.watching.rates.sender_clock import FUTURE, LIVE, SPREAD, middle_minute
+from pipeline.watching.rates.source_clocks import SourceClocks, minutes_to_move
 from pipeline.watching.values.sampling import SLOT_S
 
 SILENT_MS: Final = 86_400_000  # a workload without any line for a day is silent, which is no news any more
@@ -49,6 +53,7 @@ class MinuteCounts:
     size: int = 0  # Bytes of the detector's packed state, with that of the numbers.
     numbers_size: int = 0
     live: bool = False  # Silences show without new lines (`Rates.live`).
+    awaits: int = 0  # Minute in which a run of a daily job would be missed (`Rates.awaits`).
     after: int = 0  # Rounds still to come although nothing came.
     behind: bool = False  # The last round ran out of time.
     ahead: list[tuple[Lane, int, int]] = field(default_factory=list)  # (lane, accepted, newest line).
@@ -56,29 +61,56 @@ class MinuteCounts:
     learnt: Counts = field(default_factory=dict)  # of lines that are only learnt from
     values: Values = field(default_factory=dict)
     learnt_values: Values = field(default_factory=dict)
+    lead: int = 0  # Minutes by which its lines are ahead of the clock (`Rates.ahead`).
+    learnt_lead: int = 0
+    sources: SourceClocks = field(default_factory=dict)
+    left_out: LeftOut = field(default_factory=LeftOut)
 
     def observe(self, observation: Observation, *, judged: bool) -> None:
         """Count a batch. Lines that are only learnt from move no time: a baseline may be of any time."""
+        self.newest_ms = max(self.newest_ms, observation.accepted_ms)
+        move = self._note_clock(observation, judged=judged)
         into = self.counts if judged else self.learnt
         for minute, template_id, n in observation.rates.rows():
-            into[minute, template_id] = into.get((minute, template_id), 0) + n
+            key = minute + move, template_id
+            into[key] = into.get(key, 0) + n
         values = self.values if judged else self.learnt_values
-        for *key, bins, counts in observation.values.rows():
-            sums = values.setdefault(cast("tuple[int, int, str, str]", tuple(key)), {})
+        for slot, *of, bins, counts in observation.values.rows():
+            key_of_values = cast("tuple[int, int, str, str]", (slot + move * SLOTS, *of))
+            sums = values.setdefault(key_of_values, {})
             for number, n in zip(bins, counts, strict=False):
                 sums[number] = sums.get(number, 0) + n
-        self.newest_ms = max(self.newest_ms, observation.accepted_ms)
         if not judged or not observation.rates:
             return
-        oldest = int(observation.rates["minute"][0]) * 60_000
+        oldest = (int(observation.rates["minute"][0]) + move) * 60_000
         self.began_ms = oldest if self.began_ms is None else min(self.began_ms, oldest)
         # One line of a broken clock must not make every minute look complete.
-        newest_ms = min(observation.newest_ms, observation.accepted_ms + FUTURE * 60_000)
+        newest_ms = min(observation.newest_ms + move * 60_000, self._edge_ms(observation))
         self.ahead.append((observation.lane, observation.accepted_ms, newest_ms))
         if len(self.ahead) > MOST_AHEAD:
             self.ahead.sort(key=lambda entry: entry[1])
             (_, _, before), (lane, accepted, last) = self.ahead[-2:]
             self.ahead[-2:] = [(lane, accepted, max(before, last))]
+
+    def _edge_ms(self, observation: Observation) -> int:
+        """The last time that a line of this batch may have."""
+        return observation.accepted_ms + (self.lead + FUTURE) * 60_000
+
+    def _note_clock(self, observation: Observation, *, judged: bool) -> int:
+        """Count the lines that are ahead of the clock; returns the minutes to add to the batch's times."""
+        now = observation.accepted_ms // 60_000
+        if observation.newest_ms > now * 60_000 + FUTURE * 60_000:
+            for minute, _, n in observation.rates.rows():
+                if minute > now + FUTURE:
+                    self.left_out.count_ahead(n, minute - now)
+        if not judged or observation.lane is not Lane.FRESH or not observation.rates:
+            return 0
+        lead = observation.newest_ms // 60_000 - now
+        if not -LIVE <= lead - self.lead <= FUTURE:  # one line of a broken clock says nothing of the others
+            lead = middle_minute((minute, n) for minute, _, n in observation.rates.rows()) - now
+        return minutes_to_move(
+            self.sources, observation.source, lead=lead, ahead=self.lead, round_minute=self.last_round
+        )
 
     def advance(self, waiting: Waiting) -> None:
         """Move the watermark: batches accepted before the oldest one in flight are complete."""
@@ -106,40 +138,58 @@ class MinuteCounts:
         """Counts that wait here."""
         return len(self.counts) + len(self.learnt) + len(self.values) + len(self.learnt_values)
 
+    @property
+    def lines(self) -> int:
+        """Lines that wait here."""
+        return sum(self.counts.values()) + sum(self.learnt.values())
+
     def is_due(self, minute: int, now_ms: int) -> bool:
         """Whether its rates are judged in this minute."""
         if self.behind or self.waiting > MOST_COUNTS:
             return True
-        goes_on = self.live and now_ms - self.newest_ms < SILENT_MS
+        goes_on = self.live and (now_ms - self.newest_ms < SILENT_MS or minute <= self.awaits + LIVE)
         return minute > self.last_round and bool(self.counts or self.learnt or self.after or goes_on)
 
     def judge(
-        self, rates: Rates, minute: int, *, end: bool = False, goes_on: GoesOn | None = None
+        self,
+        rates: Rates,
+        minute: int,
+        *,
+        finite: bool = False,
+        end: bool = False,
+        goes_on: GoesOn | None = None,
     ) -> list[Alarm]:
         """Move the complete counts to the detector at this minute of Redis time, and return its alarms.
 
         Minutes that may still miss a batch stay, unless nothing more will come (`end`) or too many counts
-        wait. Once `goes_on` says no, the next call continues at once (`behind`).
+        wait. `finite`: the end will come, and lines ahead of the clock wait for it. Once `goes_on` says no,
+        the next call continues at once (`behind`).
         """
         goes_on = goes_on or _always
         self.last_round, handed = max(self.last_round, minute), True
         began = not rates.behind
         if began:
             handed = self._hand_over(rates, minute, goes_on, end=end)
-        alarms = rates.close(self.last_round, goes_on) if handed else []
+        alarms = rates.close(self.last_round, goes_on, finite=finite, end=end) if handed else []
         # The last minutes too, unless a continued round has judged them already.
         if end and handed and not rates.behind and (began or self.after):
             self.last_round, self.after = self.last_round + EXTRA_ROUNDS, 0
-            alarms += rates.close(self.last_round, goes_on)
+            alarms += rates.close(self.last_round, goes_on, end=True)
         self.behind = rates.behind or not handed
-        self.live = rates.live
+        self.live, self.awaits = rates.live, rates.awaits
+        self._follow(rates)
         return alarms
+
+    def _follow(self, rates: Rates) -> None:
+        if rates.ahead < self.lead:
+            self.at_ms = None  # of the earlier clock
+        self.lead, self.learnt_lead = rates.ahead, rates.learnt_ahead
 
     def _hand_over(self, rates: Rates, minute: int, goes_on: GoesOn, *, end: bool) -> bool:
         """Move the complete counts, oldest minutes first; False if time ran out before the last one."""
         everything = end or len(self.counts) > MOST_COUNTS
         until, horizon = self._complete_until(minute)
-        # The detector drops lines of the far future, so they do not wait here.
+        # The detector decides about lines that are further ahead, so they do not wait here.
         complete = sorted(key for key in self.counts if everything or not until < key[0] <= horizon)
         self.after = EXTRA_ROUNDS if complete or self.learnt else max(0, self.after - 1)
         for counts, keys, judged in (
@@ -164,23 +214,39 @@ class MinuteCounts:
         """Whether values of numbers wait."""
         return bool(self.values or self.learnt_values)
 
-    def complete_values(self, minute: int, *, end: bool = False) -> tuple[Values, Values]:
+    def complete_values(
+        self, minute: int, *, finite: bool = False, end: bool = False, undecided: bool = False
+    ) -> tuple[Values, Values]:
         """Take the values of complete minutes, in the order of time: those that are only learnt, and the
         others.
 
-        Values of the far future, which have a wrong time, are dropped."""
+        Values that are ahead of the clock wait while it is `undecided` which clock is right, then they are
+        dropped, as where too many wait. Those of a `finite` log are never dropped."""
         until, horizon = self._complete_until(minute)
-        everything = end or self.waiting > MOST_COUNTS
-        last = horizon if everything else min(until, horizon)
-        self.values, complete = _divided(self.values, horizon, last)
-        _, learnt = _divided(self.learnt_values, horizon, horizon)
-        self.learnt_values = {}
+        full = self.waiting > MOST_COUNTS
+        if end or (finite and full):
+            until = horizon = learnt_until = LAST_MINUTE
+        else:
+            until = horizon if full else min(until, horizon)
+            learnt_until = horizon - self.lead + self.learnt_lead
+        complete, self.values = _taken(self.values, until)
+        learnt, self.learnt_values = _taken(self.learnt_values, learnt_until)
+        if full or not (finite or undecided):
+            self.values = self._dropped(self.values, horizon + SPREAD)
+            self.learnt_values = self._dropped(self.learnt_values, learnt_until + SPREAD)
         return learnt, complete
+
+    def _dropped(self, values: Values, horizon: int) -> Values:
+        """These values without those that are ahead of the clock, which are counted."""
+        kept = {key: counts for key, counts in values.items() if key[0] // SLOTS <= horizon}
+        gone = (counts for key, counts in values.items() if key not in kept)
+        self.left_out.values += sum(sum(counts.values()) for counts in gone)
+        return kept
 
     def _complete_until(self, minute: int) -> tuple[int, int]:
         """The last complete minute by the watermark, and the last that a clock may show."""
         at = -1 if self.at_ms is None else self.at_ms // 60_000
-        return at, max(minute, self.newest_ms // 60_000) + FUTURE
+        return at, max(minute, self.newest_ms // 60_000) + self.lead + FUTURE
 
     def forget(self) -> None:
         """Drop the waiting counts."""
@@ -200,11 +266,10 @@ class MinuteCounts:
 _CODEC: Final = Codec(MinuteCounts, version=1, what="the minute counts of a workload", newer=BadPayload)
 
 
-def _divided(values: Values, horizon: int, last: int) -> tuple[Values, Values]:
-    """Values that wait, and in the order of time the values up to the minute `last`; none behind
-    `horizon`."""
-    waiting = {key: counts for key, counts in values.items() if last < key[0] // SLOTS <= horizon}
-    return waiting, {key: values[key] for key in sorted(values) if key[0] // SLOTS <= last}
+def _taken(values: Values, until: int) -> tuple[Values, Values]:
+    """The values up to the minute `until` in the order of time, and the others."""
+    taken = {key: values[key] for key in sorted(values) if key[0] // SLOTS <= until}
+    return taken, {key: counts for key, counts in values.items() if key not in taken}
 
 
 def _always() -> bool:

@@ -6,6 +6,7 @@ from typing import Annotated, Final, Self
 from msgspec import Meta
 
 from pipeline.watching.rates.detection import LAST_MINUTE, EpochMinute, TemplateId
+from pipeline.watching.rates.sender_clock import SPREAD, SenderClock
 
 PENDING: Final = 4096  # (minute, template) counts that wait, of both buffers
 MAX_COUNT: Final = 1 << 36
@@ -28,6 +29,10 @@ class PendingBuffer:
         None  # watermark of a close that ran out of time
     )
     gap: EpochMinute | None = None  # the minute before the empty ones it was in
+    clock: SenderClock = field(default_factory=SenderClock)
+    latest: Annotated[
+        int, Meta(ge=-1, le=LAST_MINUTE)
+    ] = -1  # newest minute since the last close, late lines too
 
     def __post_init__(self) -> None:
         if self.entries() > PENDING:
@@ -35,6 +40,18 @@ class PendingBuffer:
 
     def entries(self) -> int:
         return sum(map(len, self.pending.values())) + sum(map(len, self.out_of_range.values()))
+
+    def known(self, now: int) -> list[int]:
+        """The waiting minutes that are not further ahead than the lines of this buffer use to be."""
+        edge = self.clock.edge(now)
+        return [minute for minute in self.pending if minute <= edge]
+
+    def drop_ahead(self, now: int) -> int:
+        """Drop the minutes that are further ahead, but those that the clock reaches soon; returns how many
+        lines."""
+        soon = self.clock.edge(now) + SPREAD
+        far = [minute for minute in self.pending if minute > soon]
+        return sum(sum(self.pending.pop(minute).values()) for minute in far)
 
     def drop_out_of_range(self) -> int:
         """Returns how many lines it dropped."""

@@ -3,7 +3,8 @@
 `observe` takes counts by minute of event time; `close` judges the minutes that are complete and returns
 alarms. Event time makes a replay judge a log as it would have been judged live. The caller's clock has two
 uses. In a live stream it moves the watermark: a minute is complete once the clock has passed it by the
-stream's usual lag. A line later than the clock has a wrong time.
+stream's usual lag. A line later than the clock has a wrong time, unless most
+lines are later (sender_clock.py).
 
 Memory is bounded: a state packs into at most 640 KiB. The work of one call is bounded for a caller that says
 when its time is up; the next call does the remaining work, with the same result.
@@ -22,23 +23,22 @@ from pipeline.errors import BadPayload
 from pipeline.records.verdict import Reason
 from pipeline.records.wire import Codec
 from pipeline.watching.rates.columns import UNCOUNTED
-from pipeline.watching.rates.detection import LAST_MINUTE, Detection
+from pipeline.watching.rates.detection import LAST_MINUTE, DailyRun, Detection
 from pipeline.watching.rates.detector import Detector, PackedDetector
 from pipeline.watching.rates.pending import MAX_COUNT, PENDING, PendingBuffer
+from pipeline.watching.rates.sender_clock import FUTURE, LIVE, Ahead
 
-VERSION: Final = 2
+VERSION: Final = 4
 MAX_PACKED: Final = 640 << 10
-FUTURE: Final = 10  # minutes that clocks of other machines may be ahead of ours
 
 _LATENESS: Final = 1  # Allowed lateness: minutes after its end in which a minute's lines may still come.
 _LATENESS_REPLAY: Final = 5  # Minutes of event time; a replay is in no hurry, and its files may overlap.
 _QUIET: Final = 2  # Minutes of the caller's clock without lines after which a replay is at its end.
-_LIVE: Final = 15  # Minutes of lag up to which a stream is live.
 _OUT_OF_RANGE: Final = 120  # Minutes behind: not late but out of range.
 _STEPS: Final = 60  # Empty minutes judged one by one; a longer gap goes on by hours.
 _WEEK: Final = 7 * 1440  # Minutes of a gap that are judged.
 _PER_MINUTE: Final = 1024  # Templates counted apart in one minute.
-_FOUND: Final = 64  # Detections that wait for `close`.
+_FOUND: Final = 64  # Detections after which a `close` ends; the next one continues.
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _COUNTS: Final = ("minute", "template_id", "n")
 
@@ -106,9 +106,29 @@ class Rates:
         self._live = False
 
     @property
+    def ahead(self) -> int:
+        """Minutes by which the lines are ahead of the caller's clock."""
+        return self._scored.clock.ahead
+
+    @property
+    def learnt_ahead(self) -> int:
+        """`ahead` of the lines that are only learnt."""
+        return self._baseline.clock.ahead
+
+    @property
+    def undecided(self) -> bool:
+        """Whether lines further ahead wait until it is known which clock is right."""
+        return bool(self._scored.clock.rounds or self._baseline.clock.rounds)
+
+    @property
     def live(self) -> bool:
         """Whether silences show without new lines: then `close` has to be called every minute."""
         return self._live
+
+    @property
+    def awaits(self) -> int:
+        """The minute in which a run of a daily job would be missed; 0 if none is awaited."""
+        return self.detector.daily_runs.next_missed()
 
     @property
     def behind(self) -> bool:
@@ -140,16 +160,18 @@ class Rates:
             if not 0 <= minute <= LAST_MINUTE or not -(2**63) <= template_id < 2**63:
                 self.out_of_range += n
                 continue
+            buffer.latest = max(buffer.latest, minute)
             minutes = buffer.pending
             if buffer.closed is not None and minute <= buffer.closed:
                 if minute > buffer.closed - _OUT_OF_RANGE:
                     self.late += n
                     if judged and self._live:  # wait longer from now on
-                        self._lag = min(_LIVE, max(self._lag, self._now - minute))
+                        self._lag = min(LIVE, max(self._lag, self._now - minute))
                     continue
                 minutes = buffer.out_of_range
             else:
                 buffer.fresh = True
+                buffer.clock.lines += n
                 buffer.oldest, buffer.newest = min(buffer.oldest, minute), max(buffer.newest, minute)
             lines = minutes.setdefault(minute, {})
             row, counted = template_id, template_id in lines
@@ -171,36 +193,64 @@ class Rates:
 
     # ---- judging -----------------------------------------------------------------------------------
 
-    def close(self, now_minute: int, goes_on: GoesOn | None = None) -> list[Alarm]:
+    def close(
+        self, now_minute: int, goes_on: GoesOn | None = None, *, finite: bool = False, end: bool = False
+    ) -> list[Alarm]:
         """Judge the minutes complete at this minute of the caller's clock (the wall's, or event time itself).
 
-        `goes_on` is asked after every step of the work. Once it says no, the alarms so far are returned and
-        `behind` is true; the next call continues with the same minutes, and its own minute is ignored.
+        `goes_on` is asked after every step of the work. Once it says no, or many alarms were found, they are
+        returned and `behind` is true; the next call continues with the same minutes, and its own is ignored.
+        `finite`: the log has an end, so its lines ahead of the clock wait for it. `end`: this is the end, and
+        every line is judged.
         """
         buffers = ((self._baseline, False), (self._scored, True))
         if not self.behind:
             now = max(0, min(now_minute, LAST_MINUTE))
             for buffer, judged in buffers:
-                self._drop_future(buffer, now)
+                if not (finite or end):
+                    self._follow(buffer, now, judged)
+                if not end:
+                    self._leave_ahead(buffer, now)
                 self._go_back(buffer)
-                buffer.until = self._watermark(buffer, now, judged)
-                buffer.fresh, buffer.oldest, buffer.newest = False, LAST_MINUTE, -1
-            self._now = now
+                buffer.until = self._watermark(buffer, now + buffer.clock.ahead, judged, end=end)
+                buffer.fresh, buffer.oldest, buffer.newest, buffer.latest = False, LAST_MINUTE, -1, -1
+            self._now = now + self.ahead
+        asked = goes_on or _always
         for buffer, judged in buffers:
             if buffer.until is not None:
-                if not self._advance(buffer, buffer.until, judged, goes_on or _always):
+                # What was found is marked as reported, so none of it may be lost.
+                if not self._advance(
+                    buffer, buffer.until, judged, lambda: len(self._found) < _FOUND and asked()
+                ):
                     break
                 buffer.until = None
         alarms, self._found = [_alarm(detection) for detection in self._found], []
         return alarms
 
-    def _drop_future(self, buffer: PendingBuffer, now: int) -> None:
-        for minute in [m for m in buffer.pending if m > now + FUTURE]:
-            self.out_of_range += sum(buffer.pending.pop(minute).values())
-        if buffer.newest > now + FUTURE:
-            buffer.newest = max(buffer.pending, default=-1)
-            buffer.fresh = bool(buffer.pending)
-        if buffer.closed is not None and buffer.closed > now + FUTURE:
+    def _follow(self, buffer: PendingBuffer, now: int, judged: bool) -> None:
+        """Decide about lines that are ahead of the clock. Where most lines are, the clock goes ahead."""
+        known = buffer.known(now)
+        lines = {minute: sum(counts.values()) for minute, counts in buffer.pending.items()}
+        decision = buffer.clock.decide(now, lines, buffer.closed)
+        if decision is Ahead.DROP:
+            self.out_of_range += buffer.drop_ahead(now)
+        last, next_one = (
+            max(known, default=buffer.closed),
+            min(lines.keys() - set(known), default=LAST_MINUTE),
+        )
+        jumps = decision is Ahead.FOLLOW and last is not None and next_one - last > FUTURE
+        if buffer.clock.falls_back(now, buffer.latest) or jumps:
+            # The clock was set: no line is missing between the times before and after. The levels stay.
+            self._advance(buffer, max(known, default=-1), judged, _always)
+            buffer.closed = buffer.gap = None
+
+    def _leave_ahead(self, buffer: PendingBuffer, now: int) -> None:
+        """Lines ahead of the clock, which wait, are not new yet."""
+        edge = buffer.clock.edge(now)
+        if buffer.newest > edge:
+            buffer.newest = max(buffer.known(now), default=-1)
+            buffer.fresh = buffer.newest >= 0
+        if buffer.closed is not None and buffer.closed > edge:
             # An earlier clock of the caller was wrong. The levels stay; time begins anew.
             buffer.closed = buffer.gap = None
 
@@ -218,24 +268,25 @@ class Rates:
             buffer.closed = buffer.gap = None
             buffer.fresh, buffer.oldest, buffer.newest = True, min(buffer.pending), max(buffer.pending)
 
-    def _watermark(self, buffer: PendingBuffer, now: int, judged: bool) -> int | None:
-        """The last minute that is complete, None when nothing is new."""
+    def _watermark(self, buffer: PendingBuffer, now: int, judged: bool, *, end: bool) -> int | None:
+        """The last minute that is complete, None when nothing is new. `now`: with the lead of the lines."""
+        last = max((m for m in buffer.pending if end or m <= now + FUTURE), default=None)
         if not judged:  # baseline lines have no deadline
-            if buffer.fresh:
-                return max(buffer.pending, default=-1) - _LATENESS_REPLAY
-            return max(buffer.pending, default=None)
+            if buffer.fresh and not end:
+                return -1 if last is None else last - _LATENESS_REPLAY
+            return last
         if buffer.fresh:
             lag = max(0, now - buffer.newest)
-            spread = max(lag, min(_LIVE, now - buffer.oldest))
-            self._live = lag <= _LIVE
-            self._lag = min(_LIVE, max(spread, self._lag - (now > self._now)))
+            spread = max(lag, min(LIVE, now - buffer.oldest))
+            self._live = lag <= LIVE
+            self._lag = min(LIVE, max(spread, self._lag - (now > self._now)))
             self._heard = now
-        elif self._now >= 0 and not self._now <= now <= self._now + _LIVE:
+        elif self._now >= 0 and not self._now <= now <= self._now + LIVE:
             self._live = False  # the caller was away, or its clock jumped: missing lines may still come
         if self._live:
-            return now - 1 - _LATENESS - self._lag
-        last = max(buffer.pending, default=None)
-        if last is None or not 0 <= now - self._heard < _QUIET:
+            watermark = now - 1 - _LATENESS - self._lag
+            return max(watermark, last) if end and last is not None else watermark
+        if end or last is None or not 0 <= now - self._heard < _QUIET:
             return last
         return last - _LATENESS_REPLAY
 
@@ -249,7 +300,7 @@ class Rates:
                 return False
             counts = buffer.pending.pop(minute)
             buffer.closed, buffer.gap = minute, None
-            self._collect(self.detector.step(minute, counts, judged=judged))
+            self._found += self.detector.step(minute, counts, judged=judged)
             if not goes_on():
                 return False
         return not (judged and self._live) or self._empty(buffer, watermark, judged, goes_on)
@@ -266,13 +317,13 @@ class Rates:
             if minute <= one_by_one:
                 n = detector.step_idle(minute, one_by_one - minute + 1, judged=judged)
                 if not n:
-                    self._collect(detector.step(minute, {}, judged=judged))
+                    self._found += detector.step(minute, {}, judged=judged)
                     n = 1
             else:
                 n = detector.skip_hours(minute, last - minute + 1, judged=judged)
                 if not n:
                     n = min(last, minute - minute % 60 + 59) - minute + 1
-                    self._collect(detector.skip(minute, n, judged=judged))
+                    self._found += detector.skip(minute, n, judged=judged)
             minute += n
             if not goes_on() and minute <= until:
                 buffer.closed, buffer.gap = minute - 1, before
@@ -281,9 +332,6 @@ class Rates:
             detector.pause(until)
         buffer.closed, buffer.gap = until, None
         return True
-
-    def _collect(self, detections: list[Detection]) -> None:
-        self._found += detections[: max(0, _FOUND - len(self._found))]
 
     # ---- wire --------------------------------------------------------------------------------------
 
@@ -364,6 +412,8 @@ def _sentence(found: Detection, began: datetime, at: datetime) -> str:
     season = {"24": " at these hours", "168": " at these hours of the week"}.get(found.season, "")
     usual = f"{found.expected:.1f}" if found.expected < 10 else f"{found.expected:.0f}"
     match found.kind:
+        case Reason.RATE_SILENCE if found.run:
+            return _missed_run(found.run, who, others)
         case Reason.RATE_SILENCE:
             if others:
                 return f"many templates stopped together after {first} ({others} and more)"
@@ -372,6 +422,16 @@ def _sentence(found: Detection, began: datetime, at: datetime) -> str:
         case Reason.RATE_MIX:
             movers = f"; most of all {others}" if others else ""
             return f"the mix of templates changed {span}{movers}"
+        case Reason.RATE_BURST if not found.expected:
+            new = f"many new templates ({others} and more) came" if others else f"{who} is new and came"
+            return f"{new} {found.seen:.0f} times {span}"
         case _:
             more = f" (templates {others} and more together)" if others else ""
             return f"{who} came {found.seen:.0f} times {span}; its past expects {usual}{season}{more}"
+
+
+def _missed_run(run: DailyRun, who: str, others: str) -> str:
+    first, last = (_EPOCH + timedelta(minutes=minute) for minute in (run.first, run.last))
+    usual = f"at {first:%H:%M}" if first == last else f"between {first:%H:%M} and {last:%H:%M}"
+    more = f"; {others} did not come either" if others else ""
+    return f"{who} did not come on {last:%Y-%m-%d}: on {run.days} days before it came {usual} UTC{more}"

@@ -1,8 +1,8 @@
 """Count vectors: the distance between a session's event counts and those of the nearest training session.
 
 The distance of two count vectors is the sum over events of weight x |log2(1 + n) - log2(1 + m)|. Divided by
-the mean number of events of the two vectors, it is the session's score. It differs from the plain distance of
-ait-aecid's ECVC (Landauer et al. 2023) in three things:
+the harmonic mean of the numbers of events of the two, it is the session's score. It differs from the plain
+distance of ait-aecid's ECVC (Landauer et al. 2023) in three things:
 
 * Counts are on a logarithmic scale: 200 for 190 reads is nothing, 2 for 1 is much.
 * Weights are learnt. An event whose count differs between neighbouring vectors of training weighs little, a
@@ -208,8 +208,10 @@ def _row(vectors: CountVectors, row: int) -> dict[int, int]:
 
 
 def _mean_totals(vectors: CountVectors, references: CountVectors, nearest: Ints) -> Floats:
-    """Mean number of events of each vector and its nearest one, at least 1."""
-    return np.maximum(1.0, (vectors.totals() + references.totals()[nearest]) / 2.0)
+    """Harmonic mean of the numbers of events of each vector and its nearest one: twice the smaller one at
+    most, so that an event that repeats for ever does not hide itself among its own repetitions."""
+    a, b = vectors.totals(), references.totals()[nearest]
+    return np.asarray(np.maximum(1.0, 2.0 * a * b / np.maximum(1.0, a + b)))
 
 
 def _tables(

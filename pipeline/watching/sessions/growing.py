@@ -7,7 +7,7 @@ events, once the session closes.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, islice, pairwise
+from itertools import islice, pairwise
 from operator import sub
 from typing import Annotated, Any, Final
 
@@ -22,7 +22,6 @@ from pipeline.watching.sessions.keys import JOINT, kind_and_key
 MAX_SESSION_EVENTS: Final = 2_000  # of one session; HDFS's longest block has 298
 GRACE_S: Final = 5.0  # for batches on their way: a producer gathers lines for 1 s, a step takes up to seconds
 _GRACE_MS: Final = round(GRACE_S * 1000)
-_FIRST_VERSION: Final = b"\x92\x01"  # begins a session of version 1
 
 
 class BatchEvents(msgspec.Struct, frozen=True, gc=False):
@@ -84,29 +83,14 @@ class SessionWire(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     # Of a trace: its workloads with the sources of their newest batches.
     origins: list[tuple[str, str]] = []
     pieces: Annotated[list[bytes], msgspec.Meta(max_length=MAX_SESSION_EVENTS)] = []
+    timed: bool = True  # false: some batch of it had no line with a time
 
     def pack(self) -> bytes:
         """The bytes of an open session in Redis."""
         return _SESSIONS.pack(self)
 
 
-class _FirstWire(msgspec.Struct, frozen=True, array_like=True):
-    """Version 1, without pieces."""
-
-    source: str
-    lane: Lane
-    accepted_ms: int
-    ended: bool
-    dropped: int
-    at_steps: _Steps
-    line_steps: _Steps
-    templates: _Steps
-    origins: list[tuple[str, str]] = []
-    origin_of: _Steps = []
-
-
 _SESSIONS: Final = Codec(SessionWire, version=2, what="an open session", newer=BadPayload)
-_FIRST: Final = Codec(_FirstWire, version=1, what="an open session", newer=BadPayload)
 _PACKED: Final = msgspec.msgpack.Encoder()
 
 
@@ -144,6 +128,7 @@ class GrowingSession:
                 wire.last_joint = joint if wire.last_joint is None else max(wire.last_joint, joint)
         wire.source, wire.lane = observation.source, observation.lane
         wire.accepted_ms = max(wire.accepted_ms, observation.accepted_ms)
+        wire.timed &= observation.newest_ms > 0
         return len(at_ms)
 
     def _origin(self, observation: Observation) -> int:
@@ -172,8 +157,7 @@ class GrowingSession:
     def unpack(cls, workload: str, entry: str, blob: bytes) -> "GrowingSession":
         """`entry`: kind and key. Raises BadPayload; damage of events is found once they are read."""
         kind, key = kind_and_key(entry)
-        earlier = blob.startswith(_FIRST_VERSION)
-        wire = _of_first(_FIRST.unpack(blob)) if earlier else _SESSIONS.unpack(blob)
+        wire = _SESSIONS.unpack(blob)
         return cls(workload=workload, key=key, kind=kind, wire=wire, was=wire.lane)
 
 
@@ -200,26 +184,6 @@ def wire_of(
             at_ms, lines, templates = map(list, zip(*rows[begin:end], strict=True))
             wire.pieces.append(_packed(origin_of[begin] if origin_of else 0, at_ms, lines, templates))
     return wire
-
-
-def _of_first(first: _FirstWire) -> SessionWire:
-    """What an earlier build wrote."""
-    if not len(first.at_steps) == len(first.line_steps) == len(first.templates):
-        raise BadPayload("an open session is not readable: its lists have different lengths")
-    if len(first.origin_of) not in (0, len(first.templates)) or any(
-        not 0 <= origin < len(first.origins) for origin in first.origin_of
-    ):
-        raise BadPayload("an open trace is not readable: an event has no workload")
-    return wire_of(
-        list(zip(accumulate(first.at_steps), accumulate(first.line_steps), first.templates, strict=True)),
-        first.origin_of,
-        first.origins,
-        source=first.source,
-        lane=first.lane,
-        accepted_ms=first.accepted_ms,
-        ended=first.ended,
-        dropped=first.dropped,
-    )
 
 
 def _last(at_ms: Sequence[int], lines: Sequence[int], templates: Sequence[int]) -> tuple[int, int, int]:

@@ -33,12 +33,12 @@ class EventNames:
     texts: Mapping[int, str]
     places: Places = field(default_factory=dict)
 
-    def template(self, event: int) -> int:
-        """The template id of an event; -1 for an event of a trace that nothing tells of."""
+    def template(self, event: int) -> int | None:
+        """The template id of an event; None for an event of a trace that nothing tells of."""
         place = self.places.get(event)
         if place is not None:
             return place[1]
-        return -1 if self.places and event > UNCLASSIFIED else event
+        return None if self.places and event > UNCLASSIFIED else event
 
     def workload(self, event: int) -> str | None:
         """Of an event of a trace."""
@@ -47,7 +47,8 @@ class EventNames:
 
     def text(self, event: int) -> str:
         """The text of an event's template, "" if it is unknown."""
-        return self.texts.get(self.template(event), "")
+        template = self.template(event)
+        return "" if template is None else self.texts.get(template, "")
 
 
 def localised(verdict: SessionVerdict, places: Places) -> SessionVerdict:

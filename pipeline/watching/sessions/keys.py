@@ -411,10 +411,6 @@ def _checked(pattern: str) -> KeyPattern:
     shown = pattern if len(pattern) <= 120 else pattern[:120] + "..."
     if not pattern or len(pattern) > _MAX_PATTERN:
         raise BadSetting(f"session_keys {shown!r} is empty or longer than {_MAX_PATTERN:,} characters")
-    if "," in pattern:  # settings travel to other processes as one text
-        raise BadSetting(
-            f"session_keys {shown!r} has a comma, which separates patterns; write \\x2c, and + for {{3,}}"
-        )
     try:
         # The empty alternative in front makes the number of groups independent of any text.
         groups = pl.select(pl.lit("").str.extract_groups(f"(?:)|(?:{pattern})")).to_series()
@@ -422,7 +418,8 @@ def _checked(pattern: str) -> KeyPattern:
         lines = [line.strip() for line in str(exc).splitlines()]
         why = next((line for line in lines if line.startswith("error:")), lines[0])
         raise BadSetting(
-            f"session_keys {shown!r} is not a Rust regular expression ({why}); correct it"
+            f"session_keys {shown!r} is not a Rust regular expression ({why}); correct it. In a variable "
+            "a comma separates patterns: write \\x2c there, or use the configuration file"
         ) from exc
     number = len(groups.struct.fields)
     if number != 1:

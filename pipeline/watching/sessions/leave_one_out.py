@@ -15,61 +15,63 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 ISOLATED: Final = np.inf  # score of a left-out session that has nothing in common with any other
-_Chance = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class TailWire(msgspec.Struct, frozen=True, array_like=True):
     """Wire form of an EmpiricalTail; arrays are little-endian."""
 
     values: bytes
-    sessions: bytes
-    total: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
-    chance: _Chance
+    p: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmpiricalTail:
-    """Positive left-out scores, ascending, and the sessions at each; `total` counts all sessions."""
+    """A step function: a positive score up to `values[i]` and above those before has the p-value `p[i]`. The
+    last one is that of every greater score."""
 
     values: Floats
-    sessions: Ints
-    total: int
-    chance: float = 1.0  # that a normal session has a positive score
+    p: Floats
 
     @classmethod
-    def of(cls, scores: Floats, sessions: Ints, *, total: int, chance: float = 1.0) -> Self:
-        """From left-out scores and the number of sessions that each stands for."""
-        scored = (scores > 0) & (scores < ISOLATED)
-        values, at = np.unique(scores[scored], return_inverse=True)
-        found = np.bincount(at, weights=sessions[scored], minlength=len(values)).astype(np.int64)
-        return cls(values=values, sessions=found, total=total, chance=chance)
+    def of(cls, vectors: Floats, new: int, others: Floats, times: Ints, *, total: int) -> Self:
+        """From the left-out score of each kept count vector, and the number of sessions, of `total`, whose
+        vector nobody else has; from the scores and numbers of sessions whose vector is not kept.
+
+        A positive score has two causes. A session of a new vector that resembles others: its chance is that
+        of such a session in training (Good-Turing). How far it deviates is known from as many cases as there
+        are vectors, however many sessions have one: 1,000 equal sessions are one case. Or a session of one of
+        the many vectors that are not kept, or of none that resembles any other. Of these each is a case.
+        """
+        related = np.sort(vectors[vectors < ISOLATED])
+        order = np.argsort(others, kind="stable")
+        values = np.unique(np.concatenate([related, others[others < ISOLATED]]))
+        as_far = len(related) - np.searchsorted(related, np.append(values, ISOLATED))
+        above = np.append(np.cumsum(times[order][::-1])[::-1], 0)
+        seen = above[np.searchsorted(others[order], np.append(values, ISOLATED))]
+        p = ((new + 1.0) * (1.0 + as_far) / (len(related) + 1.0) + seen) / (total + 1.0)
+        return cls(values=values, p=np.minimum(1.0, p))
 
     def p_values(self, scores: Floats) -> Floats:
         """Of these scores; 1 for a score of 0."""
-        above = np.append(np.cumsum(self.sessions[::-1])[::-1], 0)
-        p = self.chance * (1.0 + above[np.searchsorted(self.values, scores)]) / (self.total + 1.0)
-        return np.where(scores > 0, p, 1.0)
+        return np.where(scores > 0, self.p[np.searchsorted(self.values, scores)], 1.0)
 
     def limit(self, level: float) -> float:
-        """The highest score whose p-value is above `level`; infinite if there are too few sessions for it."""
-        if self.chance / (self.total + 1.0) > level:
-            return np.inf
-        normal = self.values[self.p_values(self.values) > level]
-        return float(normal[-1]) if len(normal) else 0.0
+        """The highest score whose p-value is above `level`; infinite if training is too small for it."""
+        normal = int((self.p > level).sum())
+        return np.inf if normal == len(self.p) else float(self.values[normal - 1]) if normal else 0.0
 
     def to_wire(self) -> TailWire:
-        values, sessions = self.values.astype("<f8").tobytes(), self.sessions.astype("<i8").tobytes()
-        return TailWire(values, sessions, self.total, self.chance)
+        return TailWire(self.values.astype("<f8").tobytes(), self.p.astype("<f8").tobytes())
 
     @classmethod
     def from_wire(cls, wire: TailWire) -> Self:
         """Raises ValueError."""
-        values, sessions = np.frombuffer(wire.values, dtype="<f8"), np.frombuffer(wire.sessions, dtype="<i8")
-        if len(values) != len(sessions) or not (sessions >= 0).all():
-            raise ValueError("a tail with impossible numbers of sessions")
+        values, p = np.frombuffer(wire.values, dtype="<f8"), np.frombuffer(wire.p, dtype="<f8")
+        if len(p) != len(values) + 1 or not ((p > 0) & (p <= 1)).all() or not (np.diff(p) <= 0).all():
+            raise ValueError("impossible p-values of a tail")
         if not (np.diff(values) > 0).all() or not (values > 0).all() or not np.isfinite(values).all():
             raise ValueError("scores out of order")
-        return cls(values=values, sessions=sessions, total=wire.total, chance=wire.chance)
+        return cls(values=values, p=p)
 
 
 class ExponentialTail(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

@@ -2,29 +2,27 @@
 
     session = template ids in order --> count vector, length, transitions --a p-value each--> one verdict
 
-Each of three rules gives a score, 0 for a session like those of training, and a leave-one-out p-value:
+Each of two rules gives a score, 0 for a session like those of training, and a leave-one-out p-value:
 
 * counts: distance per event to the nearest count vector of training (`count_vectors.py`);
-* length: powers of two outside the range of lengths in training (`lengths.py`);
 * order: weight of unseen transitions (`transitions.py`), less those that differing counts explain.
 
 A p-value is the share of normal sessions that would score at least as high. It comes from sessions of
-training, scored with all equal ones left out: the chance of a positive score (Good-Turing: a vector, length
-or transition never seen) times a tail. The tail is empirical for counts, over left-out vectors that share
-half of their events with another. It is exponential for length and order, because only a handful of left-out
-sessions score at all. The session's p-value is the smallest of the three times 3 (Bonferroni); the session is
-anomalous at or below `level`. If training is too small for this level, counts decide at 1/(sessions + 1).
+training, scored with all equal ones left out: the chance of a positive score (Good-Turing: a vector or a
+transition never seen) times a tail. The tail is empirical for counts, over left-out vectors that share half
+of their events with another: vectors and not sessions, because 1,000 sessions of one vector are one case. It
+is exponential for order, because only a handful of left-out sessions score at all. Counts may use up three
+quarters of the level, order the rest. If training is too small for that, counts decide nothing.
 
 Example. 1,000 sessions of training: 400 times 1 2 3 9, 300 times 1 2 3 2 3 9, 200 times 1 2 3 4 5 9 and 100
 times 1 2 3 2 3 4 5 9. The session 1 2 3 4 4 4 5 9 is judged:
 
     counts  the nearest vector has 4 once. Event 4 is constant in training, so it weighs 1.79:
-            Score 1.79 x |log2(1 + 3) - log2(1 + 1)| / 7 events = 0.256.
-            Left-out scores are 0.153 (300 sessions) and 0.214 (700): no one of 1,000 is above 0.256.
-            Chance of an unknown vector (0 + 1) / (1,000 + 1), so p = 1/1,001 x 1/1,001 = 0.000001.
-    length  8 events are inside 4 to 8: score 0, p = 1.
+            Score 1.79 x |log2(1 + 3) - log2(1 + 1)| / 6.9 events = 0.261.
+            Left-out scores are 0.156 (two vectors) and 0.223 (two): none of four is above 0.261.
+            Chance of an unknown vector (0 + 1) / (1,000 + 1), so p = 1/1,001 x 1/5 = 0.0002.
     order   "4 after 4" is unseen, but two more of 4 explain up to four unseen transitions: score 0, p = 1.
-    verdict p = 3 x 0.000001 <= 0.0005: anomalous, because of `session-counts:4 3/1`.
+    verdict p = 0.0002 / 0.75 = 0.00027 <= 0.0005: anomalous, because of `session-counts:4 3/1`.
 
 A session may go on after a gap. It is then judged with everything before the gap, so a stateful model is
 trained on the *prefixes* of sessions (`prefixes.py`). Leaving out a vector leaves out all sessions with a
@@ -49,7 +47,6 @@ from pipeline.watching.incidents.origins import TraceShape
 from pipeline.watching.sessions.count_vectors import CountVectors, VectorVocabulary, leave_out_mask
 from pipeline.watching.sessions.follow_ups import MAX_FOLLOW_UPS, FollowUp, FollowUps
 from pipeline.watching.sessions.leave_one_out import ISOLATED, EmpiricalTail, ExponentialTail, TailWire
-from pipeline.watching.sessions.lengths import fit_length_tail, length_excess
 from pipeline.watching.sessions.prefixes import (
     MAX_EVENTS,
     Prefixes,
@@ -73,7 +70,8 @@ LEVEL: Final = 0.0005  # Of normal sessions: one in 2,000.
 MAX_VECTORS: Final = 1_000  # A table of 1,000 x 1,000 distances takes a fifth of a second.
 # With more, no transition can be told from normal ones, so every order is normal.
 MAX_TRANSITIONS: Final = 200_000
-_RULES: Final = 3
+# The share of the level that each rule may use up: counts, which find most, and order.
+_SHARES: Final = (0.75, 0.25)
 # Unlabelled sessions: the most frequent vectors are normal up to this share of sessions, if there are a few
 # of them, and one session in ten may be odd. At 0.9 the result hung on the last one of the common vectors.
 _COMMON_SHARE: Final = 0.85
@@ -88,7 +86,7 @@ class SessionVerdict:
 
     `reasons`, heaviest first: `session-event:17` (template 17 is in no session of training),
     `session-counts:17 2/3` (twice, where the nearest count vector has it three times),
-    `session-length:43/13-42`, `session-order:17 after 9`. `cause` is short and equal for equal faults.
+    `session-order:17 after 9`. `cause` is short and equal for equal faults.
     """
 
     anomalous: bool
@@ -106,7 +104,6 @@ class _ModelWire(msgspec.Struct, frozen=True, kw_only=True):
 
     sessions: Annotated[int, _NUMBER]
     level: float
-    lengths: tuple[int, int]
     any_order: bool
     stateful: bool
     ends: list[Annotated[int, _NUMBER]]
@@ -119,19 +116,18 @@ class _ModelWire(msgspec.Struct, frozen=True, kw_only=True):
     pairs: bytes
     times: bytes
     count_tail: TailWire
-    length_tail: ExponentialTail
     order_tail: ExponentialTail
     places: list[tuple[Annotated[int, _NUMBER], str, int]] = []
     follow_ups: Annotated[tuple[FollowUp, ...], msgspec.Meta(max_length=MAX_FOLLOW_UPS)] = ()
     shape: TraceShape = TraceShape()
 
 
-_MODELS: Final = Codec(dict[str, _ModelWire], version=1, what="the file of session models", newer=BadBundle)
+_MODELS: Final = Codec(dict[str, _ModelWire], version=2, what="the file of session models", newer=BadBundle)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scored:
-    """The scores (sessions, 3) of some sessions, their count vectors, and the nearest vector of each."""
+    """The scores (sessions, 2) of some sessions, their count vectors, and the nearest vector of each."""
 
     scores: Floats
     vectors: CountVectors
@@ -145,8 +141,6 @@ class SessionModel:
     sessions: int
     vocabulary: VectorVocabulary
     count_tail: EmpiricalTail
-    lengths: tuple[int, int]  # shortest and longest
-    length_tail: ExponentialTail
     transitions: Transitions | None  # None: too many to tell unseen ones
     order_tail: ExponentialTail
     ends: frozenset[int]  # template ids that end a session
@@ -183,8 +177,7 @@ class SessionModel:
 
     @classmethod
     def _fit(cls, prefixes: Prefixes, level: float) -> Self:
-        lengths = prefixes.lengths()
-        vectors = CountVectors.of(lengths, concatenate(prefixes.prefixes))
+        vectors = CountVectors.of(prefixes.lengths(), concatenate(prefixes.prefixes))
         vocabulary, count_tail, nearest = _fit_counts(prefixes, vectors)
         total = int(prefixes.times.sum())
         transitions, unseen = Transitions.fit(prefixes)
@@ -197,8 +190,6 @@ class SessionModel:
             sessions=total,
             vocabulary=vocabulary,
             count_tail=count_tail,
-            lengths=(int(lengths.min()), int(lengths.max())),
-            length_tail=fit_length_tail(prefixes),
             transitions=transitions if ordered else None,
             order_tail=ExponentialTail.of(
                 order,
@@ -218,11 +209,16 @@ class SessionModel:
         verdicts = self._judge([normalise(session) for session in distinct]) if distinct else []
         return [verdicts[i] for i in at]
 
-    def limits(self) -> tuple[float, float, float]:
-        """The highest normal score of each rule: counts, length, order."""
-        level = self.level / _RULES
-        counts = self.count_tail.limit(max(level, 1.0 / (self.sessions + 1.0)))
-        return counts, self.length_tail.limit(level), self.order_tail.limit(level)
+    def limits(self) -> tuple[float, float]:
+        """The highest normal score of each rule: counts, order."""
+        counts, order = (share * self.level for share in _SHARES)
+        return self.count_tail.limit(counts), self.order_tail.limit(order)
+
+    @property
+    def decides(self) -> bool:
+        """Whether some session could be anomalous by its counts: training is large enough for the level, and
+        not of sessions that are all different."""
+        return self.limits()[0] < np.inf
 
     def beside_nearest(self, session: Sequence[int]) -> tuple[int, list[tuple[int, int, int]]]:
         """The number of events of the learnt session that is nearest by counts, and (event, its count here,
@@ -236,7 +232,7 @@ class SessionModel:
         return int(learnt.totals()[nearest[0]]), [(event, n, m) for event, n, m, _ in differences]
 
     def scores(self, sessions: Sequence[Sequence[int]]) -> Floats:
-        """(sessions, 3): the score of each rule, in the order of `limits`."""
+        """(sessions, 2): the score of each rule, in the order of `limits`."""
         return self._score([normalise(session) for session in sessions]).scores
 
     def _score(self, sessions: list[tuple[int, ...]]) -> _Scored:
@@ -245,25 +241,20 @@ class SessionModel:
         first, vector_of = factorize(vectors.keys())
         distances, nearest = self.vocabulary.nearest(vectors.take(first))
         nearest = nearest[vector_of]
-        scores = np.zeros((len(sessions), _RULES))
+        scores = np.zeros((len(sessions), len(_SHARES)))
         scores[:, 0] = distances[vector_of]
-        scores[:, 1] = length_excess(lengths, self.lengths)
         if self.transitions is not None:
             unseen = self.transitions.unseen(sessions)
-            scores[:, 2] = unseen.unexplained(explained_by_counts(self.vocabulary, vectors, nearest, unseen))
+            scores[:, 1] = unseen.unexplained(explained_by_counts(self.vocabulary, vectors, nearest, unseen))
         scores[lengths == 0] = 0.0
         return _Scored(scores=scores, vectors=vectors, nearest=nearest)
 
     def _judge(self, sessions: list[tuple[int, ...]]) -> list[SessionVerdict]:
         scored = self._score(sessions)
         limits = np.array(self.limits())
-        tails: tuple[EmpiricalTail | ExponentialTail, ...] = (
-            self.count_tail,
-            self.length_tail,
-            self.order_tail,
-        )
-        p = np.stack([tail.p_values(scored.scores[:, i]) for i, tail in enumerate(tails)], axis=1)
-        p_value = np.minimum(1.0, _RULES * p.min(axis=1))
+        tails: tuple[EmpiricalTail | ExponentialTail, ...] = self.count_tail, self.order_tail
+        p = [tail.p_values(scored.scores[:, i]) / _SHARES[i] for i, tail in enumerate(tails)]
+        p_value = np.minimum(1.0, np.min(p, axis=0))
         # 1 at the limit of a rule. If the limit is 0, every positive score is anomalous.
         above = np.where(scored.scores > 0, 1.0 + scored.scores, 0.0)
         ratio = np.where(limits > 0, scored.scores / np.where(limits > 0, limits, 1.0), above).max(axis=1)
@@ -294,11 +285,7 @@ class SessionModel:
         found: list[tuple[Reason, str, str]] = []  # reason, its data, its cause
         if broken[0]:
             found += self._explain_counts(scored, row)
-        if broken[1]:
-            shortest, longest = self.lengths
-            data = f"{len(session)}/{shortest}-{longest}"
-            found.append((Reason.SESSION_LENGTH, data, "long" if len(session) > longest else "short"))
-        if broken[2] and self.transitions is not None:
+        if broken[1] and self.transitions is not None:
             a, b = self.transitions.heaviest(session)
             data = f"{b} first" if a == START else f"{a} last" if b == END else f"{b} after {a}"
             found.append((Reason.SESSION_ORDER, data, data.replace(" ", "-")))
@@ -325,7 +312,6 @@ class SessionModel:
         return _ModelWire(
             sessions=self.sessions,
             level=self.level,
-            lengths=self.lengths,
             any_order=self.transitions is None,
             stateful=self.stateful,
             ends=sorted(self.ends),
@@ -338,7 +324,6 @@ class SessionModel:
             pairs=order.pairs.astype("<i8").tobytes(),
             times=order.times.astype("<i8").tobytes(),
             count_tail=self.count_tail.to_wire(),
-            length_tail=self.length_tail,
             order_tail=self.order_tail,
             places=[(event, *place) for event, place in sorted(self.places.items())],
             follow_ups=self.follow_ups.every,
@@ -355,14 +340,12 @@ class SessionModel:
         vocabulary.check()
         order = Transitions(pairs=_ints(wire.pairs).reshape(-1, 2), times=_ints(wire.times))
         order.check(MAX_TRANSITIONS)
-        if not 0 < wire.lengths[0] <= wire.lengths[1] <= MAX_EVENTS or not 0 < wire.level < 1:
-            raise ValueError("impossible lengths or an impossible level")
+        if not 0 < wire.level < 1:
+            raise ValueError("an impossible level")
         return cls(
             sessions=wire.sessions,
             vocabulary=vocabulary,
             count_tail=EmpiricalTail.from_wire(wire.count_tail),
-            lengths=wire.lengths,
-            length_tail=wire.length_tail,
             transitions=None if wire.any_order else order,
             order_tail=wire.order_tail,
             ends=frozenset(wire.ends),
@@ -408,14 +391,23 @@ def _fit_counts(prefixes: Prefixes, vectors: CountVectors) -> tuple[VectorVocabu
     mask[majority] = np.eye(len(frequent), dtype=np.bool_)[majority]
     vocabulary = VectorVocabulary.fit(vectors.take([first[i] for i in frequent]), mask)
     left_out, others = vocabulary.leave_one_out(mask)
-    distances = np.where(place >= 0, left_out[place], 0.0)[vector_of[prefixes.prefix]]
-    # An isolated vector gives no scale for deviations. It must not count as one that does not deviate.
-    weights = np.where(distances < ISOLATED, prefixes.times[prefixes.session], 0)
-    singles = np.unique(by[sessions[had] == 1])
-    chance = (float(prefixes.times[singles].sum()) + 1.0) / (total + 1.0)
-    tail = EmpiricalTail.of(distances, weights, total=int(weights.sum()), chance=chance)
-    single = (np.bincount(had)[vector_of] == 1) & (place[vector_of] >= 0) & (len(frequent) > 1)
-    return vocabulary, tail, np.where(single, others[place[vector_of]], -1)
+    # Sessions are judged by the kept vectors only, so the others enter the tail with their distance to those.
+    kept = place >= 0
+    distance, closest = np.where(kept, left_out[place], 0.0), np.where(kept, others[place], -1)
+    if not kept.all():
+        distance[~kept], closest[~kept] = vocabulary.nearest(
+            vectors.take([first[i] for i in np.flatnonzero(~kept)])
+        )
+    # A known vector needs no judgement: a session scores by those of its vectors that no other one has.
+    alone = (sessions[had] == 1) | ~kept[had]
+    scores = np.zeros(len(prefixes.sessions))
+    np.maximum.at(scores, by[alone], distance[had[alone]])
+    apart = scores == ISOLATED
+    apart[by[~kept[had]]] = True
+    new = int(prefixes.times[(scores > 0) & ~apart].sum())
+    tail = EmpiricalTail.of(distance[kept], new, scores[apart], prefixes.times[apart], total=total)
+    single = ((np.bincount(had)[vector_of] == 1) & (len(frequent) > 1)) | ~kept[vector_of]
+    return vocabulary, tail, np.where(single, closest[vector_of], -1)
 
 
 def _without_odd(counted: list[tuple[SessionWithGaps, int]]) -> list[tuple[SessionWithGaps, int]]:

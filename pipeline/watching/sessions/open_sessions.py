@@ -53,6 +53,7 @@ class Segment:
     history: SessionHistory | None = None
     partial: bool = False  # earlier events are missing or out of order
     places: Places = field(default_factory=dict)  # of the events of a trace as a whole
+    timed: bool = True  # false: times are those of arrival
 
     @property
     def prefix(self) -> tuple[int, ...]:
@@ -90,6 +91,7 @@ class OpenSession:
     accepted_ms: int = 0
     ended: bool = False  # its last event is an end event
     dropped: int = 0  # events past MAX_SESSION_EVENTS
+    timed: bool = True  # false: times are those of arrival
     at_ms: list[int] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
     templates: list[int] = field(default_factory=list)
@@ -177,6 +179,7 @@ class OpenSession:
                 history=earlier,
                 partial=earlier.partial or gap_ms < 0 if earlier else lost and not begin,
                 places=self.places,
+                timed=self.timed,
             )
             yield segment
             begin, history = end, segment.next_history() if stateful else None
@@ -196,6 +199,7 @@ class OpenSession:
             accepted_ms=self.accepted_ms,
             ended=self.ended,
             dropped=self.dropped,
+            timed=self.timed,
         ).pack()
 
     @classmethod
@@ -216,6 +220,7 @@ class OpenSession:
             accepted_ms=wire.accepted_ms,
             ended=wire.ended,
             dropped=wire.dropped,
+            timed=wire.timed,
             origins=list(wire.origins),
         )
         for blob in wire.pieces:

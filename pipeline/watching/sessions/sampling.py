@@ -18,6 +18,8 @@ from typing import Any, Final
 
 import polars as pl
 
+from pipeline.records.schema import is_timed
+from pipeline.units import plural, seconds
 from pipeline.watching.incidents.origins import TraceShape
 from pipeline.watching.sessions.follow_ups import MAX_PARTS, Part, learn_follow_ups
 from pipeline.watching.sessions.joint import joint_event
@@ -38,6 +40,8 @@ from pipeline.watching.sessions.trace_shape import MOST_TRACES, trace_shape
 MAX_SAMPLED: Final = 3_000_000  # events: some 90 MB
 KEEP_S: Final = 86_400.0  # after a longer gap a key names another session
 MIN_SESSIONS: Final = 50  # of two events or more, for a session model
+# Session timeouts that a training spans at least: in a shorter one most sessions have no begin, or no end.
+LEAST_TIMEOUTS: Final = 3
 # Of traces, that go through several workloads, for a model of traces as wholes.
 MIN_SHARED: Final = 0.1
 _MAX_WORKLOADS: Final = 10_000
@@ -50,6 +54,7 @@ _EVENTS: Final[dict[str, Any]] = {
     "at_ms": pl.Int64,
     "template_id": pl.Int64,
     "bad": pl.Boolean,
+    "timed": pl.Boolean,  # false: `at_ms` is that of arrival
 }
 
 
@@ -61,38 +66,49 @@ class SampledSessions:
     parts: list[Part]  # at most MAX_PARTS of the segments, with the times of their events
     bad: int  # sessions with an anomalous line
     unfinished: int  # segments
+    span_ms: int | None  # from the first event to the last; None where no event has a time of its own
+
+    @property
+    def longer(self) -> int:
+        """Sessions of two events or more."""
+        return sum(sum(map(len, segments)) > 1 for segments in self.segments)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether keys name sessions: half of them have two events or more."""
+        return 0 < len(self.segments) <= 2 * self.longer
 
 
 class SessionSampler:
     """Takes in pages of records. Not thread-safe.
 
-    `spotless`: the records are results, which no user called normal. Sessions with an anomalous line are left
-    out. So are a few that are unlike the common ones: lines from before the first model were never judged.
+    Of results, which no user called normal, sessions with an anomalous line are left out. So are a few that
+    are unlike the common ones: lines from before the first model were never judged.
     """
 
     def __init__(
         self,
         *,
         timeout_s: float,
-        spotless: bool,
         patterns: Sequence[KeyPattern] = (),
         limit: int = MAX_SAMPLED,
     ) -> None:
         self._timeout_ms = round(timeout_s * 1000)
         self._keep_ms = max(self._timeout_ms, round(KEEP_S * 1000))
-        self._spotless = spotless
         self._patterns = patterns
         self._limit = limit
         self._names: dict[str, int] = {}
+        self._doubtful: set[int] = set()  # workloads with results
         self._pages: list[pl.DataFrame] = []
         self._events = 0
         self._records = 0  # with a key
         self._overlap = KindOverlap()
         self._parents = ParentSpans()
         self._halvings = 0  # one of 2**halvings keys is drawn
+        self.unjudged: list[str] = []  # after `learn`: what is not judged, and why
 
-    def add(self, page: pl.DataFrame) -> None:
-        """Take in a page (LEARN_SCHEMA), in the order of its store."""
+    def add(self, page: pl.DataFrame, *, baseline: bool = False) -> None:
+        """Take in a page (LEARN_SCHEMA), in the order of its store; `baseline`: its records are of one."""
         keyed = (
             page.with_columns(find_keys(page, self._patterns))
             .filter(pl.col("timestamp").is_not_null())
@@ -107,6 +123,9 @@ class SessionSampler:
         for name in keyed["workload"].fill_null("").unique(maintain_order=True):
             if len(self._names) < _MAX_WORKLOADS:
                 self._names.setdefault(name, len(self._names))
+            if not baseline and name in self._names:
+                self._doubtful.add(self._names[name])
+        bad = pl.col("anomalous").fill_null(value=False)
         parts = pl.col("sessions").str.split_exact(SEPARATOR, 1).struct
         joined = parts.field("field_0").is_in(list(JOINED))
         events = keyed.select(
@@ -120,7 +139,8 @@ class SessionSampler:
             .alias("key"),
             pl.col("timestamp").dt.epoch("ms").alias("at_ms"),
             pl.col("template_id").fill_null(0),
-            pl.col("anomalous").fill_null(value=False).alias("bad"),
+            pl.lit(value=False).alias("bad") if baseline else bad.alias("bad"),
+            is_timed(),
         ).filter(pl.col("workload").is_not_null())
         self._overlap.add(events.select("record", "workload", "kind", "key"))
         self._parents.add(keyed, events.filter(pl.col("kind").is_in(list(map(KINDS.index, JOINED)))))
@@ -167,13 +187,14 @@ class SessionSampler:
                 pl.col("session", "workload", "kind").first(),
                 pl.col("template_id", "at_ms"),
                 pl.col("bad").any(),
+                pl.col("timed").all(),
                 pl.col("at_ms").last().alias("end_ms"),
             )
         )
 
     def learn(self) -> dict[str, SessionModel]:
-        """The session models by their names, of each workload and kind with enough sessions, most of them of
-        more than one event."""
+        """The session models by their names, of each workload and kind with enough sessions, half of them of
+        two events or more."""
         models: dict[str, SessionModel] = {}
         if not self._events:
             return models
@@ -181,9 +202,13 @@ class SessionSampler:
         learnt: dict[int, set[int]] = {}
         for (workload, kind), sampled in sorted(self._parted(events).items()):
             earlier = learnt.setdefault(workload, set())
-            if _enough(sampled) and earlier.isdisjoint(repeated.get((workload, kind), ())):
-                models[model_name(names[workload], KINDS[kind])] = self._fit(sampled)
-                earlier.add(kind)
+            if sampled.repeats and earlier.isdisjoint(repeated.get((workload, kind), ())):
+                trusted = workload not in self._doubtful
+                whose = f"sessions of {names[workload]} by {KINDS[kind]}"
+                model = self._fit(whose, sampled, trusted=trusted)
+                if model is not None:
+                    models[model_name(names[workload], KINDS[kind])] = model
+                    earlier.add(kind)
         for kind in map(KINDS.index, sorted(JOINED)):
             traces = events.filter(pl.col("kind") == kind)
             workloads = traces.group_by("key").agg(pl.col("workload").n_unique())["workload"]
@@ -193,8 +218,21 @@ class SessionSampler:
                     models[model_name(JOINT, KINDS[kind])] = joint
         return models
 
-    def _fit(self, sampled: SampledSessions) -> SessionModel:
-        model = SessionModel.fit_segments(sampled.segments, trusted=not self._spotless)
+    def _fit(self, whose: str, sampled: SampledSessions, *, trusted: bool) -> SessionModel | None:
+        """None where too little was learnt from. What is not judged is noted."""
+        least_ms = LEAST_TIMEOUTS * self._timeout_ms
+        if sampled.longer < MIN_SESSIONS:
+            learnt = plural(sampled.longer, "session")
+            self.unjudged.append(f"{whose} are not judged: {learnt} of two lines or more, not {MIN_SESSIONS}")
+            return None
+        if sampled.span_ms is not None and sampled.span_ms < least_ms:
+            took = f"{seconds(sampled.span_ms / 1000)}, not {seconds(least_ms / 1000)}"
+            self.unjudged.append(f"{whose} are not judged: they were learnt from {took}")
+            return None
+        model = SessionModel.fit_segments(sampled.segments, trusted=trusted)
+        if not model.decides:
+            learnt = f"{plural(model.sessions, 'learnt session')} are too few or too different"
+            self.unjudged.append(f"{whose} are judged by their order alone: {learnt} for a limit")
         return replace(model, follow_ups=learn_follow_ups(sampled.parts))
 
     def _joint(self, traces: pl.DataFrame) -> SessionModel | None:
@@ -213,16 +251,16 @@ class SessionSampler:
         )
         whole = whole.sort("template_id")  # events of one moment, as in OpenSession.whole
         ((_, sampled),) = self._parted(whole).items()
-        if not _enough(sampled):
+        trusted = self._doubtful.isdisjoint(traces["workload"].unique())
+        model = self._fit("traces as wholes", sampled, trusted=trusted) if sampled.repeats else None
+        if model is None:
             return None
-        model = self._fit(sampled)
         known = set(model.vocabulary.events.tolist())
         places = {event: (names[w], template) for (w, template), event in events.items() if event in known}
         return replace(model, places=places, shape=self._shape(traces))
 
     def _shape(self, traces: pl.DataFrame) -> TraceShape:
-        if self._spotless:
-            traces = traces.filter(~pl.col("bad").any().over("key"))
+        traces = traces.filter(~pl.col("bad").any().over("key"))
         drawn = traces["key"].unique(maintain_order=True).head(MOST_TRACES)
         names = pl.col("workload").replace_strict(dict(enumerate(self._names)), return_dtype=pl.String)
         return trace_shape(
@@ -239,22 +277,23 @@ class SessionSampler:
         return drawn.select([pl.col(name).cast(dtype) for name, dtype in _EVENTS.items()])
 
     def _finished(self, cut: pl.DataFrame, last_ms: int) -> SampledSessions:
-        bad = pl.col("bad").any().over("session") if self._spotless else pl.lit(value=False)
+        bad = pl.col("bad").any().over("session")
         is_open = pl.col("end_ms") > last_ms - self._timeout_ms
         every = cut.with_columns(bad.alias("bad"), is_open.alias("open"))
         if float(every["open"].cast(pl.Float64).mean()) > _MAX_OPEN_SHARE:  # type: ignore[arg-type]
             every = every.with_columns(pl.lit(value=False).alias("open"))
         fit = every.filter(~pl.col("bad") & ~pl.col("open"))
         segments = fit.group_by("session", maintain_order=True).agg("template_id")["template_id"].to_list()
-        drawn = fit.gather_every(-(-fit.height // MAX_PARTS) or 1).select("template_id", "at_ms")
+        timed = fit.filter("timed")
+        drawn = timed.gather_every(-(-timed.height // MAX_PARTS) or 1).select("template_id", "at_ms")
+        times = cut.filter("timed").select(
+            begin=pl.col("at_ms").list.first().min(), end=pl.col("end_ms").max()
+        )
+        begin, end = times.row(0)
         return SampledSessions(
             segments=[tuple(map(tuple, session)) for session in segments],
             parts=[(tuple(events), tuple(at_ms)) for events, at_ms in drawn.iter_rows()],
             bad=every.filter("bad")["session"].n_unique(),
             unfinished=every.filter(pl.col("open") & ~pl.col("bad")).height,
+            span_ms=None if begin is None else end - begin,
         )
-
-
-def _enough(sampled: SampledSessions) -> bool:
-    longer = sum(sum(map(len, segments)) > 1 for segments in sampled.segments)
-    return longer >= MIN_SESSIONS and 2 * longer >= len(sampled.segments)

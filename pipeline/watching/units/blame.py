@@ -24,6 +24,18 @@ PASSED: Final = (
     0.9  # up to 0.99 as many of 40 faults come first, with 0.8 one fewer, with 0.5 four (docs/LOG.md)
 )
 MAX_NAMED: Final = 2_000  # units; the walk solves equations of so many unknowns
+# Names of units that sentences use as ordinary words: they name the unit only with a port.
+ORDINARY: Final = frozenset({
+    "access", "application", "audit", "backup", "block", "client", "cluster", "config", "connection",
+    "console", "container", "controller", "core", "cron", "daemon", "data", "debug", "default", "device",
+    "disk", "driver", "engine", "error", "event", "events", "file", "files", "handler", "host", "http",
+    "image", "index", "info", "init", "input", "job", "jobs", "kernel", "lease", "leases", "listener",
+    "local", "log", "logger", "login", "logs", "main", "manager", "master", "memory", "message", "messages",
+    "metrics", "monitor", "network", "node", "output", "pod", "pool", "port", "process", "processor",
+    "producer", "query", "reader", "record", "request", "root", "security", "server", "service", "session",
+    "shell", "site", "socket", "source", "state", "status", "stream", "sync", "system", "table", "task",
+    "test", "thread", "time", "timer", "trace", "version", "volume", "watcher", "writer",
+})  # fmt: skip
 # What Kubernetes (no vowels) and Compose append to the name of a service: replica set and pod, or a number.
 _REPLICA: Final = re.compile(r"(?:(?:-[bcdfghjklmnp-tv-xz\d]{8,10})?-[bcdfghjklmnp-tv-xz\d]{5}|[-_]\d+)$")
 
@@ -110,6 +122,8 @@ def _named(text: str, called: Mapping[str, Sequence[int]], at: int) -> set[int]:
     """The rows that a text of row `at` names. A name that `at` shares with others says nothing."""
     found: set[int] = set()
     for word, port in named_words(text):
+        if word in ORDINARY and not port:
+            continue
         names = (word, word.partition(".")[0]) if port else (word,)
         for name in names:
             rows = called.get(name, ())

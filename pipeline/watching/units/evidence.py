@@ -1,8 +1,7 @@
-"""Evidence that a unit is sick, each measured against normal units; a normal unit's own value leaves it out.
+"""Evidence that a unit is unusual, measured against normal units; each of these leaves itself out.
 
 `new`       distinct patterns that no normal unit has, less what a unit of so many patterns has anyway
 `counts`    distance of its counts by template to those of the nearest normal unit
-`active`    how long it spoke, with silences cut short: a unit that retries speaks longer
 `sessions`  findings in its sessions and rates, by the p-values of their distinct causes (Fisher). Findings
             about numbers count only where its own time is not known
 `flagged`   its distinct flagged templates, by their p-values (Fisher)
@@ -45,7 +44,6 @@ LEAST_P: Final = 1e-6  # of one cause: a single line decides nothing by itself
 LEAST_SCALE: Final = {
     UnitEvidence.NEW: 0.5,
     UnitEvidence.COUNTS: 1.0,
-    UnitEvidence.ACTIVE: 0.25,
     UnitEvidence.SESSIONS: 1.0,
     UnitEvidence.FLAGGED: 1.0,
     UnitEvidence.TIME: 0.5,
@@ -130,7 +128,6 @@ def _counted(patterns: pl.DataFrame, size: int) -> Floats:
 def _plain(table: UnitTable) -> ByEvidence:
     """The evidence that needs no other unit."""
     return {
-        UnitEvidence.ACTIVE: np.log1p(table.units["active_s"].to_numpy().astype(np.float64)),
         UnitEvidence.SESSIONS: _fisher(table.findings, table.size),
         UnitEvidence.FLAGGED: _fisher(table.patterns.filter(pl.col("flagged") > 0), table.size),
     }

@@ -1,11 +1,11 @@
-"""Units in order of how sick they are, each with its three reasons, and which of them are called sick.
+"""Units in order of how unusual they are, each with its three reasons, and which of them are called unusual.
 
-The evidence of a unit is the sum of its surprises. Its callers add to it: the time that they spend where they
-call it (waits.py), and what they say of it in flagged lines (blame.py).
+The evidence of a unit is the sum of its surprises. Its callers add to it what they say of it in flagged lines
+(blame.py).
 
-A unit is sick at a level where so few normal units, each judged without itself, have as much. This is
-conformal: n normal units allow no level below 1 / (n + 1). With fewer than that no unit is called sick, and
-the answer says so. The order does not depend on the level.
+Its p-value is the share of normal units, each judged without itself, that have as much evidence. Beyond the
+largest of them it falls as the largest ones let expect. A unit is called unusual at a p-value of `level`, if
+the least one of all judged units is not due to chance: of a hundred units, one has 0.01.
 """
 
 import math
@@ -14,18 +14,19 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
-from pipeline.units import chance, plural, seconds
+from pipeline.units import chance, plural
 from pipeline.watching.units.blame import passed_on, walked
 from pipeline.watching.units.evidence import new_patterns
 from pipeline.watching.units.own_past import Beside, beside_past
-from pipeline.watching.units.tails import Floats
+from pipeline.watching.units.tails import Floats, tail_of
 from pipeline.watching.units.unit_lines import UnitTable
-from pipeline.watching.units.values import RankedUnit, UnitEvidence, UnitRanking, UnitReason
-from pipeline.watching.units.waits import moved, waited_for
+from pipeline.watching.units.values import LEAST_NORMAL, RankedUnit, UnitEvidence, UnitRanking, UnitReason
 
-LEVEL: Final = 0.01  # of normal units may be called sick
+LEVEL: Final = 0.01  # of normal units may be called unusual
+ANY: Final = 0.05  # of answers about normal units alone may call one unusual
 REASONS: Final = 3
 NAMED: Final = 2  # templates in a reason
 TEXT_CHARS: Final = 90
@@ -42,82 +43,109 @@ def rank_units(
     level: float = LEVEL,
     limit: int | None = None,
 ) -> UnitRanking:
-    """The judged units beside normal ones; None: beside each other. `texts`: of templates, for reasons."""
+    """The judged units compared with normal ones; None: with each other. `texts`: of templates, for reasons.
+
+    A unit in several judged windows stands where its most unusual one does, with one p-value of all of them
+    (Simes)."""
     among = normal is None or normal.size == 0
     base = judged if normal is None or among else normal
     weighed = weigh_units(judged, base)
-    judged, values, inside = weighed.beside.judged, weighed.values, weighed.inside
-    n = 0 if among else base.size
-    ordered = np.sort(inside)
-    p_values = (1 + inside.size - np.searchsorted(ordered, values - TIE, side="left")) / (1 + inside.size)
-    least = 1 / (n + 1)
-    rank = n - math.floor(level * (n + 1) + 1e-9)
-    threshold = None if among or level < least else float(ordered[max(0, rank)]) + TIE
-    order = np.lexsort((judged.units["unit"].to_numpy(), -values)) if judged.size else np.zeros(0, np.int64)
-    shown = order[:limit]
+    beside, units = weighed.beside, weighed.by_unit()
+    unusual = are_unusual(units["p_value"].to_numpy(), level)
+    known = not among and base.size >= LEAST_NORMAL
     writer = _Reasons(
-        judged=judged,
-        normal=base,
+        judged=beside.judged,
+        normal=beside.normal,
         texts=texts,
         among=among,
-        pasts=weighed.beside.pasts,
+        pasts=beside.pasts,
         passed=weighed.passed,
-        waits=weighed.waits,
     )
-    nats_of = weighed.beside.of_judged | {UnitEvidence.NAMED: weighed.blamed}
-    flagged = np.zeros(judged.size, dtype=np.int64)
-    np.add.at(flagged, judged.patterns["at"].to_numpy(), judged.patterns["flagged"].to_numpy())
-    sick = values > threshold if threshold is not None else np.zeros(judged.size, dtype=np.bool_)
-    ranked = []
-    for at in shown.tolist():
-        row = judged.units.row(at, named=True)
-        ranked.append(
-            RankedUnit(
-                unit=row["unit"],
-                evidence=round(float(values[at]), 3),
-                p_value=float(p_values[at]),
-                sick=bool(sick[at]) if threshold is not None else None,
-                reasons=writer.of_unit(at, {kind: float(nats[at]) for kind, nats in nats_of.items()}),
-                lines=row["lines"],
-                flagged=int(flagged[at]),
-                findings=row["findings"],
-                first=row["first"],
-                last=row["last"],
-            )
+    nats_of = beside.of_judged | {UnitEvidence.NAMED: weighed.blamed}
+    ranked = [
+        RankedUnit(
+            unit=row["unit"],
+            evidence=round(row["evidence"], 3),
+            p_value=row["p_value"],
+            unusual=bool(is_unusual) if known else None,
+            reasons=writer.of_unit(
+                row["at"], {kind: float(nats[row["at"]]) for kind, nats in nats_of.items()}
+            ),
+            lines=row["lines"],
+            flagged=row["flagged"],
+            findings=row["findings"],
+            first=row["first"],
+            last=row["last"],
         )
+        for row, is_unusual in zip(units[:limit].to_dicts(), unusual, strict=False)
+    ]
     return UnitRanking(
-        units=tuple(ranked), judged=judged.size, normal=n, among=among, level=level, least_level=least,
-        threshold=threshold, sick=int(sick.sum()),
+        units=tuple(ranked), judged=units.height, normal=0 if among else base.size, among=among, level=level,
+        unusual=int(unusual.sum()) if known else None,
     )  # fmt: skip
+
+
+def are_unusual(p_values: Floats, level: float) -> npt.NDArray[np.bool_]:
+    """Which units are unusual at a level; none where their number explains the least p-value."""
+    if not p_values.size or 1.0 - (1.0 - p_values.min()) ** p_values.size > ANY:
+        return np.zeros(p_values.size, dtype=np.bool_)
+    found: npt.NDArray[np.bool_] = p_values <= level
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighed:
     """`values`: the evidence of the judged units, `inside`: of the normal ones. `blamed`: what it grew by the
-    walk. `passed`: at, to, share. `waits`: the same, where time of callers is most of the time of `to`."""
+    walk. `passed`: at, to, share."""
 
     beside: Beside
     values: Floats
     inside: Floats
     blamed: Floats
     passed: pl.DataFrame
-    waits: pl.DataFrame
+
+    @property
+    def p_values(self) -> Floats:
+        """Of the judged units in each window."""
+        return tail_of(self.values - TIE, self.inside)
+
+    def by_unit(self) -> pl.DataFrame:
+        """Each judged unit once, the most unusual first: unit, at (of its most unusual window), evidence,
+        p_value, lines, flagged, findings, first, last."""
+        judged = self.beside.judged
+        flagged = np.zeros(judged.size, dtype=np.int64)
+        np.add.at(flagged, judged.patterns["at"].to_numpy(), judged.patterns["flagged"].to_numpy())
+        p_value = pl.col("p_value")
+        return (
+            judged.units.with_row_index("at")
+            .with_columns(
+                evidence=pl.Series(self.values, dtype=pl.Float64),
+                p_value=pl.Series(self.p_values, dtype=pl.Float64),
+                flagged=pl.Series(flagged, dtype=pl.Int64),
+            )
+            .sort("evidence", descending=True)
+            .group_by("unit")
+            .agg(
+                pl.col("at", "evidence").first(),
+                (p_value * pl.len() / (pl.int_range(pl.len()) + 1)).min(),
+                pl.col("lines", "flagged", "findings").sum(),
+                pl.col("first").min(),
+                pl.col("last").max(),
+            )
+            .sort("p_value", "evidence", "unit", descending=[False, True, False])
+        )
 
 
 def weigh_units(judged: UnitTable, base: UnitTable) -> Weighed:
-    """The sum of the surprises of each unit, after time of callers moved to the units they wait for, and the
-    sum walked along the names in flagged lines."""
+    """The sum of the surprises of each unit, walked along the names in flagged lines."""
     beside = beside_past(judged, base)
-    waits = waited_for(beside.judged, base)
-    own = beside.of_judged[UnitEvidence.TIME]
-    time = moved(own, waits)
-    beside = replace(beside, of_judged=beside.of_judged | {UnitEvidence.TIME: time})
-    waits = waits.filter(pl.Series((time > 2 * own)[waits["to"].to_numpy()]))
     alone, inside = (np.sum(list(found.values()), axis=0) for found in (beside.of_judged, beside.of_normal))
-    passed = passed_on(beside.judged, base)
+    passed = passed_on(beside.judged, beside.normal)
     values = walked(alone, passed)
+    if judged is not base:
+        inside = walked(inside, passed_on(beside.normal))
     blamed = np.maximum(0.0, values - alone)
-    return Weighed(beside=beside, values=values, inside=inside, blamed=blamed, passed=passed, waits=waits)
+    return Weighed(beside=beside, values=values, inside=inside, blamed=blamed, passed=passed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +158,6 @@ class _Reasons:
     among: bool
     pasts: Mapping[str, UnitTable]
     passed: pl.DataFrame
-    waits: pl.DataFrame
 
     def of_unit(self, at: int, nats: Mapping[UnitEvidence, float]) -> tuple[UnitReason, ...]:
         """The heaviest of a unit, at most REASONS."""
@@ -154,18 +181,12 @@ class _Reasons:
                 return self._new(at, rows)
             case UnitEvidence.COUNTS:
                 return self._counts(at, rows)
-            case UnitEvidence.ACTIVE:
-                own, usual = self.judged.units["active_s"][at], self._median("active_s")
-                return f"it spoke for {seconds(own)}, where {self._whose} speak for {seconds(usual)}", ()
             case UnitEvidence.SESSIONS:
                 found = self.judged.findings.filter(pl.col("at") == at).sort("p_value", nulls_last=True)
                 text = (found["text"][0] or "") if found.height else ""
                 number = int(found["n"].sum())
                 return f"{plural(number, 'finding')} in its sessions and rates: {text[:TEXT_CHARS]}", ()
             case UnitEvidence.TIME:
-                callers = self._units(self.waits.filter(pl.col("to") == at))
-                if callers:
-                    return f"requests of {callers} take longer where they call it", ()
                 return "it needed longer for its requests itself, without what it waited for others", ()
             case UnitEvidence.NAMED:
                 named = self._units(self.passed.filter(pl.col("to") == at))
@@ -181,10 +202,6 @@ class _Reasons:
         if self.among:
             return "the others"
         return "normal units" if self.normal.units["unit"].n_unique() > 1 else "its windows before"
-
-    def _median(self, column: str) -> float:
-        value = self.normal.units[column].median()
-        return float(value) if isinstance(value, int | float) else 0.0
 
     def _new(self, at: int, rows: pl.DataFrame) -> tuple[str, tuple[int, ...]]:
         if self.among:

@@ -14,6 +14,8 @@ Floats = npt.NDArray[np.float64]
 MOST_FREEDOM: Final = 4  # more would make one odd value of many normal units worth hundreds of nats
 # Normal units of which a distance beyond the largest is worth half: few units show little of what is normal.
 HALF_KNOWN: Final = 20
+EXCESS: Final = 2.0  # nats; of a sum of surprises as these are
+PRIOR: Final = 3.0
 _SMALL: Final = 0.02  # below it, differences of the cubic form lose digits
 
 
@@ -60,6 +62,24 @@ def student_nats_left_out(values: Floats, least_scale: float) -> Floats:
     scale = np.sqrt(variance * (1 + 1 / others) + least_scale**2)
     nats: Floats = -np.log(student_tail((values - mean) / scale, min(others - 1, MOST_FREEDOM)))
     return nats
+
+
+def tail_of(values: Floats, normal: Floats) -> Floats:
+    """The p-value of each value: the share of normal ones that are as large, itself among them.
+
+    Beyond the largest one it falls exponentially, by the mean excess of the largest tenth over the others;
+    EXCESS counts as PRIOR values of that tenth."""
+    ordered = np.sort(normal)
+    n = ordered.size
+    above = n - np.searchsorted(ordered, values, side="left")
+    shares: Floats = np.divide(1.0 + above, 1.0 + n)
+    if not n:
+        return shares
+    tail = max(1, n // 10)
+    over = float((ordered[-tail:] - ordered[max(0, n - tail - 1)]).sum()) + PRIOR * EXCESS
+    beyond: Floats = np.exp(-np.maximum(0.0, values - ordered[-1]) * ((tail + PRIOR) / over))
+    found: Floats = shares * beyond
+    return found
 
 
 def conformal_nats(values: Floats, normal: Floats, scale: float) -> Floats:

@@ -1,8 +1,7 @@
 """What units say, folded from pages of their lines: how often each pattern, when, and what was flagged.
 
-A unit is what a person would call sick: a host, a pod, a service, a session. Its lines of one window are
-folded together. Memory grows with distinct patterns of units, and with the seconds in which units speak,
-never with lines; both are bounded.
+A unit is what may be unusual as a whole: a host, a pod, a service, a session. Its lines of one window are
+folded together. Memory grows with distinct patterns of units, never with lines, and is bounded.
 """
 
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Any, Final
 import polars as pl
 
 from pipeline.errors import BadInput
+from pipeline.records.news import is_news
 from pipeline.records.schema import is_timed
 from pipeline.watching.named_words import LISTENS_ON, SAYS_PORT
 from pipeline.watching.rows import NUMBERS
@@ -20,7 +20,7 @@ from pipeline.watching.units.own_time import MAX_SPANS, SPANS, own_times, spans_
 
 MAX_FLAGS: Final = 200_000  # patterns of occasions; later ones pass no blame on
 MAX_PORTS: Final = 10_000  # of units that listen on them
-MAX_PAIRS: Final = 1_500_000  # of units and patterns, or of units and seconds; 60 MB each at the very most
+MAX_PAIRS: Final = 1_500_000  # of units and patterns; 60 MB at the very most
 TEXT_CHARS: Final = 300
 # Of an unusual line that is not flagged: half of the new templates of good times are as unlikely.
 UNUSUAL_P: Final = 0.5
@@ -50,22 +50,20 @@ _SPAN: Final = (*_KEY, "template_id", *SPANS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitTable:
-    """`units`: unit, window, lines, active_s, findings, first, last (seconds since the epoch), in order of
-    unit and window.
+    """`units`: unit, window, lines, findings, first, last (seconds since the epoch), in order of unit and
+    window.
 
     `patterns`: at (row of `units`), pattern_id, template_id, n, flagged, p_value (the least flagged), text
     (of one flagged or unusual line). `findings`: at, template_id (below zero, of the cause), n, p_value (the
     least), text; without those about numbers where the unit's own time is known. `flags`: at, occasion,
     pattern_id of flagged and unusual lines, each once. `times`: at, template_id, level, n (own_time.py).
-    `calls`: the same of times that waited for another unit, with `called`, its name. `ports`: unit, port, of
-    all units that were folded."""
+    `ports`: unit, port, of all units that were folded."""
 
     units: pl.DataFrame
     patterns: pl.DataFrame
     findings: pl.DataFrame
     flags: pl.DataFrame
     times: pl.DataFrame
-    calls: pl.DataFrame
     ports: pl.DataFrame
 
     @property
@@ -85,24 +83,21 @@ class UnitTable:
             findings=kept(self.findings),
             flags=kept(self.flags),
             times=kept(self.times),
-            calls=kept(self.calls),
             ports=self.ports,
         )
 
     def with_silent(self, names: Sequence[tuple[str, int]]) -> "UnitTable":
         """With a last row for each unit and window that wrote nothing."""
-        silent = [(unit, window, 0, 0, 0.0, None, None) for unit, window in names]
+        silent = [(unit, window, 0, 0, None, None) for unit, window in names]
         rows = pl.DataFrame(silent, schema=self.units.schema, orient="row")
         return replace(self, units=pl.concat([self.units, rows]))
 
 
 @dataclass(slots=True)
 class UnitFold:
-    """Folds pages of UNIT_LINES. `gap_s`: a longer silence counts as this."""
+    """Folds pages of UNIT_LINES."""
 
-    gap_s: int = 60
     _patterns: list[pl.DataFrame] = field(default_factory=list)
-    _seconds: list[pl.DataFrame] = field(default_factory=list)
     _flags: list[pl.DataFrame] = field(default_factory=list)
     _spans: list[pl.DataFrame] = field(default_factory=list)
     _ports: list[pl.DataFrame] = field(default_factory=list)
@@ -122,15 +117,15 @@ class UnitFold:
                 pl.col("p_value").filter(flagged).min(),
                 pl.col("found", "shift").any(),
                 pl.col("text").drop_nulls().first(),
+                pl.col("second").min().alias("first"),
+                pl.col("second").max().alias("last"),
             )
         )
         flags = page.filter(~pl.col("found") & pl.col("occasion").is_not_null())
         self._flags.append(flags.select(*_FLAG).unique())
-        spoken = page.filter(~pl.col("found")).select(*_KEY, "second")  # a finding comes when it is judged
-        self._seconds.append(spoken.drop_nulls("second").unique())
         self._spans.append(page.filter(pl.col("request").is_not_null()).select(_SPAN))
         self._ports.append(page.select("unit", "port").drop_nulls().unique())
-        self._rows += sum(parts[-1].height for parts in (self._patterns, self._seconds, self._spans))
+        self._rows += sum(parts[-1].height for parts in (self._patterns, self._spans))
         if self._rows > max(_FOLDED, self._settled):
             self._fold()
 
@@ -139,33 +134,22 @@ class UnitFold:
         if not self._patterns:
             return _EMPTY
         self._fold()
-        patterns, seconds = self._patterns[0], self._seconds[0]
-        gap = pl.col("second").diff().over(_KEY)
-        spans = (
-            seconds.sort(*_KEY, "second")
-            .with_columns(gap.clip(0, self.gap_s).fill_null(0).alias("gap"))
-            .group_by(_KEY)
-            .agg(
-                pl.col("gap").sum().cast(pl.Float64).alias("active_s"),
-                pl.col("second").min().alias("first"),
-                pl.col("second").max().alias("last"),
-            )
-        )
+        patterns = self._patterns[0]
         found = pl.col("found")
         units = (
             patterns.group_by(_KEY)
             .agg(
                 pl.col("n").filter(~found).sum().alias("lines"),
                 pl.col("n").filter(found).sum().alias("findings"),
+                pl.col("first").filter(~found).min(),  # a finding comes when it is judged
+                pl.col("last").filter(~found).max(),
             )
-            .join(spans, on=_KEY, how="left")
-            .with_columns(pl.col("active_s").fill_null(0.0))
             .select(list(_EMPTY.units.schema))
             .sort(_KEY)
         )
         places = units.select(_KEY).with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("at"))
         placed = patterns.join(places, on=_KEY).sort("at", "template_id", "pattern_id")
-        times, calls = (timed.join(places, on=_KEY) for timed in own_times(self._spans[0]))
+        times = own_times(self._spans[0]).join(places, on=_KEY)
         # A caller of a slow unit is slow too, in more of its numbers. Own time tells them apart.
         timed = pl.col("at").is_in(times["at"].unique().to_list())
         findings = placed.filter(found & ~(pl.col("shift") & timed))
@@ -175,38 +159,34 @@ class UnitFold:
             findings=findings.select(list(_EMPTY.findings.schema)),
             flags=self._flags[0].join(places, on=_KEY).select(list(_EMPTY.flags.schema)).sort(pl.all()),
             times=times.select(list(_EMPTY.times.schema)).sort(pl.all()),
-            calls=calls.select(list(_EMPTY.calls.schema)).sort(pl.all()),
             ports=self._ports[0],
         )
 
     def _fold(self) -> None:
         sums = (
             pl.col("n", "flagged").sum(), pl.col("p_value").min(), pl.col("found", "shift").any(),
-            pl.col("text").drop_nulls().first(),
+            pl.col("text").drop_nulls().first(), pl.col("first").min(), pl.col("last").max(),
         )  # fmt: skip
         self._patterns = [pl.concat(self._patterns).group_by(_PATTERN).agg(sums)]
-        self._seconds = [pl.concat(self._seconds).unique()]
         # Hashes are in no order: the first are drawn by chance, whole occasions and whole traces.
         self._flags = [pl.concat(self._flags).unique().sort("occasion", *_KEY, "pattern_id").head(MAX_FLAGS)]
         self._ports = [pl.concat(self._ports).unique().sort(pl.all()).head(MAX_PORTS)]
         self._spans = [pl.concat(self._spans)]
         if self._spans[0].height > MAX_SPANS:
             self._spans = [self._spans[0].sort(*SPANS, *_KEY).head(MAX_SPANS)]
-        heights = (self._patterns[0].height, self._seconds[0].height)
-        for height, what in zip(heights, ("patterns", "seconds"), strict=True):
-            if height > MAX_PAIRS:
-                raise BadInput(
-                    f"the units have more than {MAX_PAIRS:,} {what} together; ask for a shorter span, or for "
-                    "fewer workloads"
-                )
-        self._rows = sum(heights) + self._spans[0].height
+        if self._patterns[0].height > MAX_PAIRS:
+            raise BadInput(
+                f"the units have more than {MAX_PAIRS:,} patterns together; ask for a shorter span, or for "
+                "fewer workloads"
+            )
+        self._rows = self._patterns[0].height + self._spans[0].height
         self._settled = 2 * self._rows
 
 
 def unit_lines(lines: pl.DataFrame, unit: pl.Series, window: pl.Series, found: pl.Series) -> pl.DataFrame:
     """UNIT_LINES of records in RESULT_SCHEMA. `found`: which of them are findings of the watcher."""
     second = pl.col("timestamp").dt.epoch("s")
-    flagged = pl.col("anomalous").fill_null(value=False)
+    flagged = pl.col("anomalous").fill_null(value=False) & ~is_news()
     marked = lines.with_columns(
         unit.alias("unit"), window.cast(pl.Int32).alias("window"), found.alias("found")
     )
@@ -276,7 +256,7 @@ _EMPTY: Final = UnitTable(
     units=pl.DataFrame(
         schema={
             "unit": pl.String, "window": pl.Int32, "lines": pl.Int64, "findings": pl.Int64,
-            "active_s": pl.Float64, "first": pl.Int64, "last": pl.Int64,
+            "first": pl.Int64, "last": pl.Int64,
         }
     ),
     patterns=pl.DataFrame(
@@ -292,10 +272,5 @@ _EMPTY: Final = UnitTable(
     ),
     flags=pl.DataFrame(schema={"at": pl.Int64, "occasion": pl.UInt64, "pattern_id": pl.UInt64}),
     times=pl.DataFrame(schema={"at": pl.Int64, "template_id": pl.Int64, "level": pl.Int32, "n": pl.Int64}),
-    calls=pl.DataFrame(
-        schema={
-            "at": pl.Int64, "template_id": pl.Int64, "level": pl.Int32, "called": pl.String, "n": pl.Int64,
-        }
-    ),
     ports=pl.DataFrame(schema={"unit": pl.String, "port": pl.Int32}),
 )  # fmt: skip

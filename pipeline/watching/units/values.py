@@ -2,14 +2,16 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
+
+LEAST_NORMAL: Final = 5  # units, to say that one is unusual
 
 
 class UnitEvidence(StrEnum):
-    """What speaks for a sick unit."""
+    """What speaks for an unusual unit."""
 
     NEW = "new"
     COUNTS = "counts"
-    ACTIVE = "active"
     SESSIONS = "sessions"
     FLAGGED = "flagged"
     TIME = "time"
@@ -28,13 +30,14 @@ class UnitReason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedUnit:
-    """A unit in its place. `p_value`: the share of normal units with as much evidence. `sick`: None where no
-    level can be asked. `first`, `last`: seconds since the epoch, None without a timed line."""
+    """A unit in its place. `p_value`: the share of normal units with as much evidence. `unusual`: None where
+    fewer normal units than `LEAST_NORMAL` are known. `first`, `last`: seconds since the epoch, None without a
+    timed line."""
 
     unit: str
     evidence: float
     p_value: float
-    sick: bool | None
+    unusual: bool | None
     reasons: tuple[UnitReason, ...]
     lines: int
     flagged: int
@@ -45,16 +48,15 @@ class RankedUnit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitRanking:
-    """The sickest first, at most as many as were asked for. `judged`, `normal`: units of each.
+    """The most unusual first, at most as many as were asked for. `judged`, `normal`: units of each.
 
-    `among`: without normal units, the judged ones were compared with each other. `threshold`: of the
-    evidence, None where `level` is below `least_level`."""
+    `among`: without normal units, the judged ones were compared with each other. `unusual`: how many are;
+    None where fewer than `LEAST_NORMAL` normal units are known. 0 is an answer: where all are normal, it is
+    given in 95 % of the cases."""
 
     units: tuple[RankedUnit, ...]
     judged: int
     normal: int
     among: bool
     level: float
-    least_level: float
-    threshold: float | None
-    sick: int
+    unusual: int | None

@@ -7,8 +7,9 @@ value. Keys that name ids, ports, times of day and places in a file are none eit
 
 import re
 from enum import StrEnum
-from functools import lru_cache
 from typing import Final, NamedTuple
+
+from pipeline.records.remembered import remembered
 
 MAX_CHARS: Final = 1_000  # of a record that are looked at: behind them stand stack traces
 MAX_VALUES: Final = 6  # of one record
@@ -117,7 +118,7 @@ class _Typed(NamedTuple):
     unit: bool = True  # False: the key does not tell the unit
 
 
-@lru_cache(maxsize=4096)
+@remembered(4_096, _KEY_CHARS)
 def key_type(key: str) -> _Typed | None:
     """The type of a number without a unit under this key; None where it is no quantity."""
     words = [word.lower() for word in _WORDS.findall(key)]

@@ -30,9 +30,6 @@ from pipeline.workers.api.problems import AskRefused
 from pipeline.workers.sockets import is_own_host
 
 LOCAL: Final = "local"  # the name of the stack's own key
-# Of oauth2-proxy, of Authelia and Caddy, and of others; the first that is there counts.
-USER_HEADERS: Final = ("x-forwarded-user", "x-auth-request-user", "remote-user", "x-forwarded-email")
-GROUP_HEADERS: Final = ("x-forwarded-groups", "x-auth-request-groups", "remote-groups")
 REMEDY: Final = "; `logweir keys add NAME --scope read` makes one"
 
 
@@ -106,11 +103,10 @@ class Doorkeeper:
         without a role."""
         if not self.trusts(request):
             return None
-        user = next(filter(None, (request.headers.get(name) for name in USER_HEADERS)), "").strip()
+        user = _only(request, self.proxies.user)
         if not user:
             return None
-        named = ",".join(filter(None, (request.headers.get(name) for name in GROUP_HEADERS)))
-        groups = [group.strip() for group in named.split(",")]
+        groups = [group.strip() for group in _only(request, self.proxies.groups).split(",")]
         scope = self.proxies.scope_of(groups)
         name = one_line(user)[:MAX_KEY_NAME]
         if scope is None:
@@ -121,6 +117,16 @@ class Doorkeeper:
     def is_own(self, text: str) -> bool:
         """Whether it is the stack's own key, which is good on loopback alone."""
         return bool(self.own) and self.listener.loopback and hmac.compare_digest(key_digest(text), self.own)
+
+
+def _only(request: Request, header: str) -> str:
+    """The value of a header, "" without. Raises AskRefused for one that a proxy passed on beside its own."""
+    values = request.headers.getlist(header) if header else []
+    if len(values) > 1:
+        raise AskRefused(
+            403, f"the header {header} comes twice; the proxy must replace what its clients send in it"
+        )
+    return values[0].strip() if values else ""
 
 
 def needs(*scopes: str, whole: bool = True) -> Callable[[Request], Awaitable[Asker]]:

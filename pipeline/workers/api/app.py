@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -21,6 +22,7 @@ from pipeline.workers.api.problems import AskRefused, install_problems, problem
 
 PREFIX: Final = "/api/v1"
 MAX_BODY: Final = 256 << 10
+_TOO_LARGE: Final = f"the body has more than {MAX_BODY:,} bytes; send less"
 MAX_QUERY: Final = 16 << 10  # bytes
 SEND_S: Final = 60.0  # a client that reads nothing for so long is let go
 TEXT: Final = (
@@ -100,11 +102,7 @@ class Bounds:
         if refusal is not None:
             await refusal(scope, receive, send)
             return
-        try:
-            await self.app(scope, _bounded(receive), _patient(send))
-        except TooLarge:
-            answer = problem(413, f"the body has more than {MAX_BODY:,} bytes; send less", request.url.path)
-            await answer(scope, receive, send)
+        await self.app(scope, _bounded(receive), _patient(send))
 
     def _refusal(self, request: Request) -> Response | None:
         if len(request.scope["query_string"]) > MAX_QUERY:
@@ -117,12 +115,8 @@ class Bounds:
             return problem(exc.status, exc, request.url.path)
         length = Headers(scope=request.scope).get("content-length", "0")
         if length.isdecimal() and int(length) > MAX_BODY:
-            return problem(413, f"the body has more than {MAX_BODY:,} bytes; send less", request.url.path)
+            return problem(413, _TOO_LARGE, request.url.path)
         return None
-
-
-class TooLarge(Exception):
-    """A body without a length that goes on and on."""
 
 
 def _bounded(receive: Receive) -> Receive:
@@ -133,7 +127,8 @@ def _bounded(receive: Receive) -> Receive:
         message = await receive()
         size += len(message.get("body", b""))
         if size > MAX_BODY:
-            raise TooLarge
+            # FastAPI passes on this class only, and answers 400 for any other error while it reads a body.
+            raise HTTPException(413, _TOO_LARGE)
         return message
 
     return bounded

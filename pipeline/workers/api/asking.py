@@ -5,7 +5,7 @@ before them. A client that goes away cancels its question, and its place in the 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -19,11 +19,12 @@ from pipeline.service.running.progress import ProgressWatch
 from pipeline.settings import Settings
 from pipeline.sinks.answers.answers import Answers
 from pipeline.sinks.answers.choose import answers_of
+from pipeline.upkeep import start_awaited_task
 from pipeline.workers.api.access import Doorkeeper
 from pipeline.workers.api.changes import ChangeFeed
 from pipeline.workers.api.event_feed import EventFeed
 from pipeline.workers.api.problems import AskRefused
-from pipeline.workers.api.sharing import SharedAnswers
+from pipeline.workers.api.sharing import FRESH_S, SharedAnswers
 
 ENGINES: Final = 2
 ENGINE_MEMORY: Final = "256MB"  # each; the process needs about 300 MB more
@@ -62,13 +63,27 @@ class Api:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, partial(ask, *args, **how))
 
-    async def stored(self, request: Request | None, ask: Callable[[Answers], T]) -> T:
-        """The answer of a question about stored results. `request`: whose client ends it by going away; None
-        where others wait for it too. Raises AskRefused where too many wait or the client went away."""
+    async def stored(self, request: Request, ask: Callable[[Answers], T]) -> T:
+        """The answer of a question about stored results, which ends when the client of `request` goes away.
+
+        Raises AskRefused where too many wait or the client went away."""
+        return await self._stored(partial(_until_gone, request), ask)
+
+    async def shared_stored(
+        self, question: Hashable, ask: Callable[[Answers], T], *, fresh_s: float = FRESH_S
+    ) -> T:
+        """The answer of `stored`, for all that ask this question within `fresh_s`. No client ends it by going
+        away, because others wait for it too."""
+        return await self.shared.ask(question, partial(self._stored_for_all, ask), fresh_s=fresh_s)
+
+    async def _stored_for_all(self, ask: Callable[[Answers], T]) -> T:
+        return await self._stored(_never, ask)
+
+    async def _stored(self, ends: Callable[[], Coroutine[Any, Any, None]], ask: Callable[[Answers], T]) -> T:
         async with self._engine() as answers:
             loop = asyncio.get_running_loop()
             asked = loop.run_in_executor(self._engine_threads, ask, answers)
-            gone = asyncio.create_task(_until_gone(request))
+            gone = start_awaited_task("client-gone", ends())
             try:
                 await asyncio.wait((asked, gone), return_when=asyncio.FIRST_COMPLETED)
                 if not asked.done():
@@ -126,9 +141,10 @@ def api_of(request: Request) -> Api:
     return found
 
 
-async def _until_gone(request: Request | None) -> None:
-    if request is None:
-        await asyncio.Event().wait()
-        return
+async def _never() -> None:
+    await asyncio.Event().wait()
+
+
+async def _until_gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

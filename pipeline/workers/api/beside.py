@@ -14,6 +14,7 @@ from pipeline.service.stored.compare import (
     compare_stored,
     compared_sides,
 )
+from pipeline.service.stored.news import stored_news
 from pipeline.service.stored.sessions import (
     session_findings,
     stored_session,
@@ -21,10 +22,12 @@ from pipeline.service.stored.sessions import (
 from pipeline.service.stored.units import stored_units
 from pipeline.service.stored.values import (
     COMPARED_SPAN,
+    NEWS_SPAN,
     SESSION_RECORDS,
     VALUED_LINES,
     ChangeKind,
     Comparison,
+    NewsPage,
     SessionFinding,
     SessionRecords,
     TemplateValues,
@@ -62,6 +65,25 @@ async def get_comparison(
     return as_json(request, await api.stored(request, ask))
 
 
+@router.get("/news", responses=answers_with(NewsPage, "The strangest of each 24 hours."))
+async def get_news(
+    request: Request,
+    asker: Seeing,
+    *,
+    since: Annotated[str, Query(max_length=40, description="As for lines.")] = NEWS_SPAN,
+    until: Until = None,
+    workload: Workload = None,
+) -> Response:
+    """Calm lines that were never said before, at most `alerts_per_day` a day. They make no incident."""
+    api, now = api_of(request), utc_now()
+    begin, end = pattern_span(since, until, now)
+    ask = partial(
+        stored_news, client=api.client, settings=api.settings, since=begin, until=end, workload=workload,
+        only=asker.only, now=now,
+    )  # fmt: skip
+    return as_json(request, await api.stored(request, ask))
+
+
 @router.get("/sessions", responses=answers_with(list[SessionFinding], "The newest first."))
 async def get_sessions(
     request: Request, asker: Seeing, since: Week = "7d", until: Until = None, limit: Limit = 100
@@ -91,7 +113,7 @@ async def get_session_records(
     return as_json(request, await api.stored(request, ask))
 
 
-@router.get("/units", responses=answers_with(UnitsFound, "The sickest first, each with its reasons."))
+@router.get("/units", responses=answers_with(UnitsFound, "The most unusual first, each with its reasons."))
 async def get_units(
     request: Request,
     asker: Seeing,
@@ -105,7 +127,7 @@ async def get_units(
     workload: Workload = None,
     limit: Limit = 20,
 ) -> Response:
-    """Hosts, pods, services or sessions beside those of a span before, in order of how sick they are."""
+    """Hosts, pods, services or sessions compared with an earlier span, in order of how unusual they are."""
     api = api_of(request)
     asked = units_asked(by, since, until, normal, utc_now(), workload=workload, limit=limit, only=asker.only)
     ask = partial(stored_units, client=api.client, settings=api.settings, asked=asked, now=utc_now())

@@ -22,6 +22,7 @@ from pipeline.redis.connection import answering
 from pipeline.redis.keys import Keys
 from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
+from pipeline.upkeep import start_task
 
 LOOK_S: Final = 1.0
 COMMENT_S: Final = 15.0  # proxies close a connection that is silent
@@ -62,7 +63,7 @@ class SharedFeed(ABC):
         try:
             if self._looking is None or self._looking.done():
                 self._forget()
-                self._looking = asyncio.create_task(self._look_on())
+                self._looking = start_task("changes", self._look_on())
             yield
         finally:
             self._followers -= 1

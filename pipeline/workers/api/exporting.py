@@ -29,6 +29,7 @@ def _tables() -> dict[int | str, dict[str, Any]]:
     """The answers for the specification: files, with the next page in a header."""
     names = {
         "X-Lines": ("integer", "Lines of this page."),
+        "X-Missing": ("integer", "On the first page: stored lines of the span whose files are gone."),
         "X-Next": ("string", "The cursor of the next page; absent at the end."),
         "Link": ("string", "The address of the next page, as rel=next; absent at the end."),
     }
@@ -52,6 +53,7 @@ async def get_export(request: Request, asker: Seeing, query: Annotated[ExportQue
         "Cache-Control": "no-store",
         "X-Content-Type-Options": "nosniff",
         "X-Lines": str(page.lines),
+        **({"X-Missing": str(page.missing)} if asked.cursor is None else {}),
         "Content-Disposition": f'attachment; filename="lines.{query.format}"',
     }
     if page.next is not None:

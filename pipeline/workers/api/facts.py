@@ -15,7 +15,6 @@ from pipeline.records.batch import utc_now
 from pipeline.service.access.audit import read_audit
 from pipeline.service.access.key_changes import read_keys
 from pipeline.service.access.keys import ADMIN, GPU, OPERATE, READ
-from pipeline.service.cursors import page_of
 from pipeline.service.dead_letters import read_dead_batch, read_dead_letters
 from pipeline.service.gpu import can_infer, job_output, job_rows, read_usage, served_rows
 from pipeline.service.incidents import read_incident, read_incidents, silences_in_use
@@ -26,7 +25,7 @@ from pipeline.service.questions import UsageColumn, asked_event, asked_moment
 from pipeline.service.running.backfills import read_backfills
 from pipeline.service.running.health import read_health
 from pipeline.service.running.values import PipelineHealth
-from pipeline.service.senders import read_senders
+from pipeline.service.senders import senders_page
 from pipeline.service.status import read_status
 from pipeline.service.trainings import MAX_TRAININGS, read_trainings
 from pipeline.service.values import (
@@ -47,7 +46,6 @@ from pipeline.service.values import (
 )
 from pipeline.service.watchlist import read_watchlist
 from pipeline.sources.backfill.plans import BackfillView
-from pipeline.units import epoch_us
 from pipeline.workers.api.access import Asker, needs, while_admitted
 from pipeline.workers.api.answering import StrictRoute, answers_with, as_json
 from pipeline.workers.api.asking import Api, api_of
@@ -172,21 +170,12 @@ async def get_dead_letter(request: Request, _asker: WholeView, batch: Name) -> R
     return await _told(request, lambda api: read_dead_batch(api.client, api.settings, batch))
 
 
-@router.get("/senders", responses=answers_with(SenderPage, "The one that was heard last first."))
+@router.get("/senders", responses=answers_with(SenderPage, "By protocol, key and address."))
 async def get_senders(
     request: Request, _asker: WholeView, limit: Limit = 100, cursor: Cursor = None
 ) -> Response:
     """Who sends to the intake, how much, and when last."""
-
-    def ask(api: Api) -> SenderPage:
-        rows = sorted(
-            ((-epoch_us(one.last), one.protocol, one.key, one.peer), one)
-            for one in read_senders(api.client, api.settings)
-        )
-        page, following = page_of(rows, limit, cursor, "senders")
-        return SenderPage(senders=page, next=following)
-
-    return await _told(request, ask)
+    return await _told(request, lambda api: senders_page(api.client, api.settings, limit, cursor))
 
 
 @router.get("/gpu", responses=answers_with(dict[str, Any], "Devices, leases, waiting needs."))

@@ -76,7 +76,11 @@ def problem(status: int, sentence: object, instance: str = "") -> Response:
         detail=one_line(sentence)[:MAX_DETAIL],
         instance=instance,
     )
-    headers = {"Cache-Control": "no-store"}
+    headers = {
+        "Cache-Control": "no-store",
+        "X-Content-Type-Options": "nosniff",
+        "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    }
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if status == 503:

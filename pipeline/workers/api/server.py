@@ -28,12 +28,10 @@ from pipeline.workers.heartbeat import Heartbeat
 from pipeline.workers.http_server import HttpServer
 from pipeline.workers.liveness import Progress
 from pipeline.workers.sockets import listener_socket
-from pipeline.workers.tethered import tether
 
 ROLE: Final = "api"
 REDIS_S: Final = 10.0
 PULSE_S: Final = 1.0
-GRACE_S: Final = 10.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -53,8 +51,6 @@ def main(argv: Sequence[str]) -> int:
         check_reachable(listener, keys, own)
     opened = socket.socket(fileno=fds[0]) if fds else listener_socket(listener, name="api")
     assert opened is not None  # noqa: S101 - only gRPC opens its own
-    if supervised:
-        tether(supervised, grace_s=GRACE_S)
     door = Doorkeeper(keys=keys, listener=listener, own=key_digest(own) if own else "", proxies=proxies)
     asyncio.run(serve_api(settings, door, opened, name=names[0] if names else ROLE))
     return 0

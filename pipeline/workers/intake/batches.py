@@ -8,8 +8,15 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from pipeline.producer import printable_name
-from pipeline.records.batch import MAX_NAME, SEVERAL, Batch, Purpose, digest
+from pipeline.records.batch import (
+    MAX_NAME,
+    SEVERAL,
+    Batch,
+    Purpose,
+    as_workload_name,
+    digest,
+    is_workload_name,
+)
 from pipeline.records.pushed import PushedRecords, joined_records
 from pipeline.sources.protocols.contract import Undecodable
 from pipeline.sources.protocols.workloads import UNKNOWN
@@ -155,20 +162,10 @@ def with_usable_names(records: PushedRecords) -> PushedRecords:
     """With names of workloads that can be part of keys and file names."""
     names = records.workloads or [UNKNOWN] * records.height
     different = set(names)
-    if records.workloads is not None and all(map(_is_usable, different)):
+    if records.workloads is not None and all(map(is_workload_name, different)):
         return records
-    cleaned = {name: _usable(name) for name in different}
+    cleaned = {name: as_workload_name(name)[:MAX_NAME] or UNKNOWN for name in different}
     return msgspec.structs.replace(records, workloads=[cleaned[name] for name in names])
-
-
-def _is_usable(name: str) -> bool:
-    return name.isprintable() and 0 < len(name) <= MAX_NAME
-
-
-def _usable(name: str) -> str:
-    if _is_usable(name):
-        return name
-    return printable_name(name)[:MAX_NAME] or UNKNOWN
 
 
 def _named(records: PushedRecords) -> PushedRecords:

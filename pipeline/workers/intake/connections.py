@@ -18,10 +18,12 @@ from pipeline.observe import counters as metrics
 from pipeline.records.delivery import RequestIdentity
 from pipeline.service.senders import SentBy
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
+from pipeline.upkeep import start_task
+from pipeline.workers.bounds.connection_budget import ConnectionBudget, Doing
 from pipeline.workers.intake.door import Door
 from pipeline.workers.intake.rule_book import RuleBook
 from pipeline.workers.intake.taking import seconds_to_next_try
-from pipeline.workers.sockets import TlsFiles, connection_limit
+from pipeline.workers.sockets import ACCEPTED_AT_ONCE, KERNEL_BACKLOG, TlsFiles
 
 # A message must end within this time, and a large one must go on by SLOW_BYTES in it.
 SLOW_S: Final = 60.0
@@ -29,9 +31,9 @@ SLOW_BYTES: Final = 1024 * 1024
 # How long a server that stops waits for the answers that clients wait for, and then for what is gathered.
 STOP_S: Final = 4.0
 _AT_ONCE: Final = 32 * 1024
+_FEW: Final = 2 * 1024  # bytes
 _TLS_RECORD: Final = 16 * 1024
-_BACKLOG: Final = 1_024
-_QUIET_S: Final = 60.0
+_HANDSHAKE_S: Final = 10.0
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -49,12 +51,28 @@ class Connection(asyncio.BufferedProtocol):
         self._paused = False
         self._patience_s = SLOW_S
         self._bytes = 0
+        self.heard = time.monotonic()
+        self._spoke = self._partial = False
+        self._unread = self._unfinished = self._held = 0
+        self._lost = False
+
+    def doing(self) -> Doing:
+        """What the client does now, for the budget of connections."""
+        if not self._spoke:
+            return Doing.NEVER_SENT
+        if self._arrival is None or self._chunks:
+            return Doing.BUSY
+        return Doing.WITHIN_A_MESSAGE if self._partial else Doing.IDLE
+
+    def give_way(self) -> None:
+        self.abort()
 
     async def read(self, *, partial: bool, gather_s: float = 0.0) -> bytes:
         """The next bytes, none at the end. `partial`: they belong to a message that has begun. `gather_s`:
         how long the first of them wait for others.
 
         Raises Undecodable for a client that is slow within a message."""
+        self._partial = partial
         if not self._chunks and not self.ended.done():
             self._arrival = asyncio.get_running_loop().create_future()
             began = time.monotonic()
@@ -70,6 +88,7 @@ class Connection(asyncio.BufferedProtocol):
             await asyncio.sleep(gather_s)
         data = b"".join(self._chunks)
         self._chunks.clear()
+        self._unread = 0
         self._bytes += len(data)
         if self._bytes >= SLOW_BYTES:
             self.message_ended()
@@ -77,6 +96,11 @@ class Connection(asyncio.BufferedProtocol):
             self._paused = False
             self._transport.resume_reading()
         return data
+
+    def keep(self, size: int) -> None:
+        """So many bytes of what was read belong to a message that has not ended."""
+        self._unfinished = size
+        self._count()
 
     def message_ended(self) -> None:
         """The time for the next message begins."""
@@ -123,16 +147,22 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._chunks.append(bytes(self._server.buffer[:nbytes]))
+        self._unread += nbytes
+        self._count()
+        self.heard, self._spoke = time.monotonic(), True
         if self._arrival is not None:
             if not self._arrival.done():
                 self._arrival.set_result(None)
-        elif sum(map(len, self._chunks)) >= _AT_ONCE:
+        elif self._unread >= _AT_ONCE:
             self._pause()
 
     def eof_received(self) -> None:
         self.end()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self._server.budget.leave(self)
+        self._lost = True
+        self._count()
         self.end()
         self.resume_writing()
 
@@ -144,6 +174,15 @@ class Connection(asyncio.BufferedProtocol):
             self._writable.set_result(None)
         self._writable = None
 
+    def _count(self) -> None:
+        """Tells the budget what is held here; a few bytes are not worth it."""
+        size = self._unread + self._unfinished
+        if self._lost or size <= _FEW:
+            size = 0
+        if size != self._held:
+            self._held = size
+            self._server.budget.held.hold(self, size)
+
     def _pause(self) -> None:
         if not self._paused and not self._transport.is_closing():
             self._paused = True
@@ -152,19 +191,26 @@ class Connection(asyncio.BufferedProtocol):
 
 class StreamServer(ABC):
     """A listener whose connections a subclass serves, each in a task. `key`: the name of the API key that
-    stands for all its senders."""
+    stands for all its senders. `budget`: that of all listeners of the process."""
 
     protocol: ClassVar[str]
 
-    def __init__(self, door: Door, *, key: str = "", rules: RuleBook | None = None) -> None:
+    def __init__(
+        self,
+        door: Door,
+        *,
+        key: str = "",
+        rules: RuleBook | None = None,
+        budget: ConnectionBudget | None = None,
+    ) -> None:
         self.door = door
+        self.budget = budget or ConnectionBudget()
         self.key = key
         self.rules = rules or RuleBook()
         self.address = ("", 0)  # where it listens
         self.buffer = memoryview(bytearray(_AT_ONCE))
         self._connections: dict[Connection, asyncio.Task[None]] = {}
         self._server: asyncio.Server | None = None
-        self._warned = -_QUIET_S
 
     @abstractmethod
     async def converse(self, connection: Connection) -> None:
@@ -177,8 +223,13 @@ class StreamServer(ABC):
             # Each connection has a buffer of this size for what is still encrypted, 256 KiB by default.
             sslproto.SSLProtocol.max_size = _TLS_RECORD
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(self), sock=opened, ssl=context, backlog=_BACKLOG
+            lambda: Connection(self),
+            sock=opened,
+            ssl=context,
+            ssl_handshake_timeout=None if context is None else _HANDSHAKE_S,
+            backlog=ACCEPTED_AT_ONCE,
         )
+        opened.listen(KERNEL_BACKLOG)
         self.address = opened.getsockname()[:2]
 
     async def stop(self) -> None:
@@ -197,14 +248,10 @@ class StreamServer(ABC):
 
     def begin(self, connection: Connection) -> None:
         """A client has connected."""
-        limit = connection_limit()
-        if len(self._connections) >= limit:
+        if not self.budget.enter(connection):
             connection.abort()
-            if time.monotonic() - self._warned >= _QUIET_S:
-                self._warned = time.monotonic()
-                logger().warning("intake_connections_full", protocol=self.protocol, most=limit)
             return
-        task = asyncio.get_running_loop().create_task(self._serve(connection))
+        task = start_task(f"{self.protocol}-connection", self._serve(connection))
         self._connections[connection] = task
         task.add_done_callback(lambda _: self._connections.pop(connection))
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pipeline.sources.protocols import bulk, hec, journal, lines, loki, otlp
+from pipeline.sources.protocols import bulk, hec, journal, lines, loki, otlp, otlp_json
 from pipeline.sources.protocols.answers import hec_answers, otlp_answers, preamble
 from pipeline.sources.protocols.contract import Decoded, Hints
 from pipeline.workers.intake.refusals import AGAIN, RETRY_AFTER_S, STATUS, Refusal, RequestRefused
@@ -108,16 +108,10 @@ class OtlpDialect(Dialect):
                 f"Content-Type {hints.content_type[:60]!r} is not OTLP's; "
                 f"use {otlp_answers.PROTOBUF} or {JSON}",
             )
-        return (otlp.decode_json if encoding == JSON else otlp.decode_protobuf)(body, hints)
+        return (otlp_json.decode_json if encoding == JSON else otlp.decode_protobuf)(body, hints)
 
-    def stored(self, _body: bytes, hints: Hints, decoded: Decoded, /) -> Response:
-        encoding = _otlp_encoding(hints)
-        if not decoded.rejected:
-            return _OTLP_STORED[encoding]
-        return Response(
-            otlp_answers.otlp_success(encoding, rejected=decoded.rejected, why=decoded.why),
-            media_type=encoding,
-        )
+    def stored(self, _body: bytes, hints: Hints, _decoded: Decoded, /) -> Response:
+        return _OTLP_STORED[_otlp_encoding(hints)]
 
     def refused(self, hints: Hints, refused: RequestRefused, /) -> Response:
         encoding = _otlp_encoding(hints)
@@ -209,7 +203,7 @@ class LinesDialect(Dialect):
         return lines.decode_posted(body, hints)
 
     def stored(self, _body: bytes, _hints: Hints, decoded: Decoded, /) -> Response:
-        return json_answer({"records": decoded.records.height, "rejected": decoded.rejected})
+        return json_answer({"records": decoded.records.height, "rejected": 0})  # every record is taken
 
     def refused(self, _hints: Hints, refused: RequestRefused, /) -> Response:
         return json_answer({"error": str(refused)}, STATUS[refused.kind], _headers(refused))

@@ -1,7 +1,7 @@
 """The door of the intake: the requests of a moment are taken in by one script, and answered after it.
 
 A batch costs the pipeline the same whatever is in it, so requests gather in a window. One commit runs at a
-time for each Redis; the next window gathers meanwhile. A request is taken in whole or not at all. A process
+time; the next window gathers meanwhile. A request is taken in whole or not at all. A process
 that dies between script and answer has taken the request in, and its identity tells the retry.
 """
 
@@ -21,7 +21,7 @@ from pipeline.records.delivery import NO_IDENTITY, Accepted, Full, Known, Reques
 from pipeline.records.pushed import PushedRecords
 from pipeline.service.senders import SenderCounts, SentBy
 from pipeline.sources.protocols.contract import Decoded
-from pipeline.sources.protocols.workloads import UNKNOWN
+from pipeline.upkeep import start_task
 from pipeline.workers.intake.batches import (
     CountedRecords,
     lines_and_bytes,
@@ -66,7 +66,7 @@ class Reply(Protocol):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Waiting:
-    """A request, or its part for one Redis, until it is decided."""
+    """A request until it is decided."""
 
     records: PushedRecords
     identity: RequestIdentity
@@ -74,7 +74,7 @@ class _Waiting:
     size: int
     backfill: bool
     since: float
-    answer: "_Counted | _Part"
+    answer: "_Counted"
 
     def decide(self, answer: Accepted | Full) -> None:
         if not self.answer.done():  # its sender may have gone
@@ -112,17 +112,13 @@ class _Counted:
     def count(self, outcome: str) -> None:
         """Once for each request."""
         self.door.held -= self.held
-        records, duplicate = self.records, outcome == "duplicate"
+        duplicate = outcome == "duplicate"
         in_now = duplicate or outcome == "accepted"
-        lines = self.lines if in_now and records.height else 0
+        lines = self.lines if in_now and self.records.height else 0
         seconds = asyncio.get_running_loop().time() - self.since
         metrics.request_ended(self.sender.protocol, outcome, lines, self.size, seconds)
         self.door.senders.heard(
-            self.sender,
-            lines=0 if duplicate else lines,
-            refused=not in_now,
-            duplicate=duplicate,
-            records=records if outcome == "accepted" else None,
+            self.sender, lines=0 if duplicate else lines, refused=not in_now, duplicate=duplicate
         )
 
 
@@ -141,44 +137,6 @@ def _outcome(end: Accepted | Full | Exception) -> str:
             return "failed"
 
 
-@dataclass(slots=True, eq=False)
-class _Parts:
-    """The answers to the parts of a request that went to several Redis."""
-
-    request: _Counted
-    missing: int
-    answers: list[Accepted | Full | Exception] = field(default_factory=list)
-
-    def add(self, answer: Accepted | Full | Exception) -> None:
-        self.answers.append(answer)
-        if len(self.answers) < self.missing or self.request.done():
-            return
-        worst = _worst(self.answers)
-        if isinstance(worst, Exception):
-            self.request.set_exception(worst)
-        else:
-            self.request.set_result(worst)
-
-
-@dataclass(slots=True, eq=False)
-class _Part:
-    """The answer to one of them."""
-
-    parts: _Parts
-    decided: bool = False
-
-    def done(self) -> bool:
-        return self.decided or self.parts.request.done()
-
-    def set_result(self, answer: Accepted | Full) -> None:
-        self.decided = True
-        self.parts.add(answer)
-
-    def set_exception(self, error: Exception) -> None:
-        self.decided = True
-        self.parts.add(error)
-
-
 class Door:
     """Takes decoded requests in. Belongs to the event loop that calls `take`."""
 
@@ -187,7 +145,7 @@ class Door:
         self.senders = senders or SenderCounts()
         self.held = 0  # bytes of undecided requests
         self.turns = Turns(self._due)
-        self._windows: dict[int, _Window] = {}  # by the producer of a cell
+        self._window: _Window | None = None
 
     async def take(
         self,
@@ -201,7 +159,7 @@ class Door:
         `since`: when the request came, None for now.
 
         Accepted: every record is stored exactly once, whatever happens from here on. Full: nothing was
-        taken. Where there are cells, a part may be in, which a retry with an identity does not repeat.
+        taken.
 
         Raises Undecodable for records that are no text, IdentityConflict, and RedisUnavailable when it is
         unknown whether the request is in."""
@@ -244,71 +202,42 @@ class Door:
                 Full(pending_bytes=self.held, pending_batches=0, reason="process", retry_after_s=RETRY_S)
             )
         else:
-            self._gather(counted, identity)
-        return counted
-
-    def _gather(self, counted: _Counted, identity: RequestIdentity) -> None:
-        """The request goes to the window of its Redis, or its parts to those of several."""
-        records = counted.records
-        backfill = self.producer.is_past(records.latest)
-        cells = self._by_cell(records)
-        counted.held = counted.size
-        self.held += counted.size
-        parts = _Parts(counted, len(cells))
-        for producer, part, rows in cells:
-            part_identity = identity
-            if len(cells) > 1 and identity.records:
-                part_identity = RequestIdentity(records=tuple(identity.records[row] for row in rows))
-            self._window(producer).add(
+            counted.held = size
+            self.held += size
+            if self._window is None:
+                self._window = _Window(self.producer, self.turns)
+            self._window.add(
                 _Waiting(
-                    records=part,
-                    identity=part_identity,
-                    lines=part.lines if len(cells) > 1 else counted.lines,
-                    size=counted.size,
-                    backfill=backfill,
-                    since=counted.since,
-                    answer=_Part(parts) if len(cells) > 1 else counted,
+                    records=records,
+                    identity=identity,
+                    lines=lines,
+                    size=size,
+                    backfill=self.producer.is_past(records.latest),
+                    since=began,
+                    answer=counted,
                 )
             )
-
-    def _by_cell(self, records: PushedRecords) -> list[tuple[Producer, PushedRecords, Sequence[int]]]:
-        """The records of each Redis, and their rows. Most pipelines have one."""
-        names = records.workloads or [UNKNOWN]
-        different = set(names)
-        if len(different) == 1:
-            return [(self.producer.cell(names[0]), records, range(records.height))]
-        cells = {name: self.producer.cell(name) for name in different}
-        if len(set(map(id, cells.values()))) == 1:
-            return [(next(iter(cells.values())), records, range(records.height))]
-        rows: dict[int, list[int]] = {}
-        for row, name in enumerate(names):
-            rows.setdefault(id(cells[name]), []).append(row)
-        producers = {id(producer): producer for producer in cells.values()}
-        return [(producers[key], take_rows(records, chosen), chosen) for key, chosen in rows.items()]
-
-    def _window(self, producer: Producer) -> "_Window":
-        if (window := self._windows.get(id(producer))) is None:
-            window = self._windows[id(producer)] = _Window(producer, self.turns)
-        return window
+        return counted
 
     def _due(self) -> float:
-        return min((window.due for window in self._windows.values()), default=0.0)
+        return self._window.due if self._window else 0.0
 
     def hurry(self) -> None:
         """Gathers no longer and has no patience: the process is about to end."""
         self.turns.close()
-        for window in self._windows.values():
-            window.hurry()
+        if self._window is not None:
+            self._window.hurry()
 
     async def close(self) -> None:
         """Decides what waits. No request may come after it."""
         self.hurry()
-        await asyncio.gather(*(window.close() for window in self._windows.values()))
+        if self._window is not None:
+            await self._window.close()
 
 
 @dataclass(slots=True, eq=False)
 class _Window:
-    """The requests that gather for one Redis, and the task that commits them."""
+    """The requests that gather, and the task that commits them."""
 
     producer: Producer
     turns: Turns
@@ -333,7 +262,7 @@ class _Window:
 
     def add(self, request: _Waiting) -> None:
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="intake-window")
+            self._task = start_task("intake-window", self._run())
         self.waiting.append(request)
         self._records += request.records.height
         self._bytes += request.size
@@ -370,8 +299,13 @@ class _Window:
             unit = self._cut()
             if unit:
                 before, self.committed = self.committed, loop.time()
-                if not await self._commit(unit):
-                    self.committed = before
+                try:
+                    if not await self._commit(unit):
+                        self.committed = before
+                except Exception as exc:  # noqa: BLE001 - a dead window would never answer nor give memory back
+                    logger().exception("intake.failed")
+                    for request in unit:
+                        request.fail(exc)
             self._enough.clear()
             self._records = sum(request.records.height for request in self.waiting)
             self._bytes = sum(request.size for request in self.waiting)
@@ -408,6 +342,9 @@ class _Window:
         while unit:
             try:
                 answer = await self._accepted(unit)
+                if isinstance(answer, Full):
+                    await self._wait_for_room(unit, answer)
+                    return True
             except RedisUnavailable as exc:
                 for request in unit:
                     request.fail(exc)
@@ -418,9 +355,6 @@ class _Window:
             match answer:
                 case Known():
                     unit = _without_known(unit, answer)
-                case Full():
-                    await self._wait_for_room(unit, answer)
-                    return True
                 case Accepted():
                     by_backlog = SHORT_S * (1 + answer.pending_batches / WAITING_FEW)
                     by_records = WINDOW_S * (1 - sum(r.records.height for r in unit) / FILLED)
@@ -516,16 +450,6 @@ def _without_known(unit: Sequence[_Waiting], known: Known) -> list[_Waiting]:
                 request.identity = RequestIdentity(records=tuple(names[row] for row in fresh))
             remaining.append(request)
     return remaining
-
-
-def _worst(answers: Sequence[Accepted | Full | Exception]) -> Accepted | Full | Exception:
-    """The answer to a request whose parts went to several Redis."""
-    for kind in (Exception, Full):
-        for answer in answers:
-            if isinstance(answer, kind):
-                return answer
-    accepted = [answer for answer in answers if isinstance(answer, Accepted)]
-    return next((answer for answer in accepted if not answer.duplicate), accepted[0])
 
 
 async def _either(event: asyncio.Event, timeout_s: float) -> None:

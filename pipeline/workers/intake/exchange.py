@@ -21,6 +21,7 @@ from pipeline.service.access.keys import KeyRing, SenderKey, SenderKeys
 from pipeline.service.senders import SentBy
 from pipeline.settings.listeners import Listener
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
+from pipeline.workers.bounds.connection_budget import ConnectionBudget
 from pipeline.workers.intake import identity
 from pipeline.workers.intake.access import check_access
 from pipeline.workers.intake.bodies import Room, Share, receive_body
@@ -30,10 +31,12 @@ from pipeline.workers.intake.refusals import Refusal, RequestRefused
 from pipeline.workers.intake.rule_book import RuleBook
 from pipeline.workers.short_way.requests import WAITED
 
+AWAY_WORDS: Final = "Redis does not answer or takes no writes; send again in a moment"
 # Decoding a small body takes less than handing it to a thread.
 INLINE_BYTES: Final = 32 << 10
 DECODING: Final = 4  # bodies at a time; they share one interpreter
 MAX_IDENTITY: Final = 512  # characters of a declared key
+MOST_ADDRESS: Final = 64  # characters; an address of IPv6 with its zone has fewer
 _DIGITS: Final = 9  # of the length of a body that is looked at
 
 
@@ -45,14 +48,18 @@ class Service:
     keys: SenderKeys
     rules: RuleBook = field(default_factory=RuleBook)
     room: Room = field(default_factory=Room)
+    budget: ConnectionBudget = field(init=False)
     decoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(DECODING))
+
+    def __post_init__(self) -> None:
+        self.budget = ConnectionBudget(self.room)
 
     async def ring(self) -> KeyRing:
         """The keys as they were lately. Raises RequestRefused."""
         try:
             return await self.keys.ring()
         except (RedisUnavailable, redis.RedisError):
-            raise RequestRefused(Refusal.AWAY, "Redis does not answer; send again in a moment") from None
+            raise RequestRefused(Refusal.AWAY, AWAY_WORDS) from None
 
 
 class Exchange:
@@ -140,7 +147,7 @@ class Exchange:
             query=query,
             headers=headers,
             workload=query.get("workload", ""),
-            peer=scope["client"][0] if scope["client"] else "",
+            peer=_address(scope["client"][0]) if scope["client"] else "",
             protocol=self.dialect.protocol,
             rules=self.service.rules.rules,
         )
@@ -192,6 +199,13 @@ class Exchange:
         return identity.of_request(decoded, body, key=hints.key, path=hints.path)
 
 
+def _address(text: str) -> str:
+    """Where a proxy says that a client is, or the client itself does. It is kept beside counts."""
+    if len(text) <= MOST_ADDRESS and text.isprintable():
+        return text
+    return "".join(filter(str.isprintable, text[:MOST_ADDRESS]))
+
+
 def hints_of_key(hints: Hints, key: SenderKey) -> Hints:
     """With the name and the workload of the sender's key."""
     return replace(hints, key=key.name, workload=key.workload or hints.workload)
@@ -207,7 +221,7 @@ def as_refusal(exc: Exception) -> RequestRefused:
         case Undecodable():
             refused = RequestRefused(Refusal.UNDECODABLE, str(exc))
         case RedisUnavailable():
-            refused = RequestRefused(Refusal.AWAY, "Redis does not answer; send again in a moment")
+            refused = RequestRefused(Refusal.AWAY, AWAY_WORDS)
         case _:
             refused = RequestRefused(Refusal.FAILED, "the intake failed; send it again")
     refused.__cause__ = exc

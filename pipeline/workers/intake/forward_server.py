@@ -25,13 +25,14 @@ from pipeline.sources.protocols.streams.forward import (
     is_trusted,
     welcome,
 )
+from pipeline.workers.bounds.connection_budget import ConnectionBudget
 from pipeline.workers.intake.connections import Connection, StreamServer
 from pipeline.workers.intake.door import Door
 from pipeline.workers.intake.identity import of_body
 from pipeline.workers.intake.rule_book import RuleBook
 
-# Of messages that have begun, on all connections.
-MOST_UNFINISHED: Final = 256 * 1024 * 1024
+# Bytes of the answer to a greeting, which comes before the client has shown the shared key.
+MOST_PING: Final = 4 * 1024
 # Longer than this, decoding would delay the other connections.
 _IN_A_THREAD: Final = 256 * 1024
 
@@ -49,34 +50,35 @@ class ForwardServer(StreamServer):
     protocol: ClassVar[str] = "forward"
 
     def __init__(
-        self, door: Door, *, key: str = "", rules: RuleBook | None = None, shared_key: str = ""
+        self,
+        door: Door,
+        *,
+        key: str = "",
+        rules: RuleBook | None = None,
+        shared_key: str = "",
+        budget: ConnectionBudget | None = None,
     ) -> None:
-        super().__init__(door, key=key, rules=rules)
+        super().__init__(door, key=key, rules=rules, budget=budget)
         self._shared_key = shared_key
-        self._unfinished = 0
         self._decoding = asyncio.Lock()
 
     async def converse(self, connection: Connection) -> None:
         framing = ForwardFraming()
-        if self._shared_key and not await self._greet(connection, framing):
-            return
-        size = 0
         try:
-            while data := await connection.read(partial=framing.partial):
-                values = framing.feed(data)
-                self._unfinished += framing.size - size
-                size = framing.size
-                if self._unfinished > MOST_UNFINISHED:
-                    raise Undecodable(
-                        "large messages of many connections arrive at once; send it again later"
-                    )
-                if values:
-                    connection.message_ended()
-                    messages = [message for value in values if (message := forward_message(value))]
-                    if not await self._store(connection, messages):
-                        return
+            if not self._shared_key or await self._greet(connection, framing):
+                await self._receive(connection, framing)
         finally:
-            self._unfinished -= size
+            framing.close()
+
+    async def _receive(self, connection: Connection, framing: ForwardFraming) -> None:
+        while data := await connection.read(partial=framing.partial):
+            values = framing.feed(data)
+            if values:
+                connection.message_ended()
+                messages = [message for value in values if (message := forward_message(value))]
+                if not await self._store(connection, messages):
+                    return
+            connection.keep(framing.size)
 
     async def _greet(self, connection: Connection, framing: ForwardFraming) -> bool:
         nonce = secrets.token_hex(16).encode()
@@ -87,6 +89,10 @@ class ForwardServer(StreamServer):
             if not (data := await connection.read(partial=True)):
                 return False
             pings = framing.feed(data)
+            if framing.size > MOST_PING:
+                raise Undecodable(
+                    "the client does not answer HELO; set the shared key of this listener there"
+                )
         connection.message_ended()
         trusted = is_trusted(pings[0], nonce=nonce, shared_key=self._shared_key)
         await connection.write(

@@ -16,6 +16,7 @@ from pipeline.observe import counters as metrics
 from pipeline.records.delivery import NO_IDENTITY
 from pipeline.service.senders import SentBy
 from pipeline.sources.protocols.contract import Decoded
+from pipeline.upkeep import call_later, start_task
 from pipeline.workers.intake.door import Door
 from pipeline.workers.intake.taking import seconds_to_next_try
 
@@ -88,6 +89,7 @@ class Gathering:
         if self._timer is not None:
             self._timer.cancel()
         if lost:
+            metrics.messages_dropped(self._sender.protocol, lost)
             logger().error("intake_lost", protocol=self._sender.protocol, messages=lost)
 
     def _append(self, message: bytes, peer: str) -> None:
@@ -96,7 +98,7 @@ class Gathering:
         if len(self._waiting) >= AT_ONCE or self._bytes >= AT_ONCE_BYTES:
             self._send()
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(WAIT_S, self._send)
+            self._timer = call_later(WAIT_S, "intake-gathering", self._send)
 
     def _send(self) -> None:
         """A batch leaves, if there is one and not too many are underway."""
@@ -110,7 +112,7 @@ class Gathering:
             del self._waiting[:count]
             self._bytes -= sum(len(message) for message, _ in batch)
             self._carried += len(batch)
-            task = asyncio.get_running_loop().create_task(self._carry(batch))
+            task = start_task("intake-carry", self._carry(batch))
             self._underway.add(task)
             task.add_done_callback(self._landed)
         if len(self._waiting) >= MOST_MESSAGES or self._bytes >= MOST_BYTES:

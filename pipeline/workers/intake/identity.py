@@ -1,18 +1,18 @@
 """The identity of a request: a retry has that of its first try, whatever else a window holds.
 
-A declared key is bound to the digest of its body. Without one, the body tells requests apart only if each of
-its records carries a time finer than a second: `GET /health 200` is written many times a day. rsyslog and
+A declared key is bound to the digest of its body. Without one, the body tells requests apart only if the
+times of its records do (`client_times.are_fine`): `GET /health 200` is written many times a day. rsyslog and
 systemd-journal-upload repeat records with other companions, so each of theirs has an identity.
 """
 
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Final
 
 from pipeline.records.batch import PREFIX_BYTES, digest, prefixed
 from pipeline.records.delivery import IDENTITY_BYTES, NO_IDENTITY, RequestIdentity
+from pipeline.records.remembered import remembered
 from pipeline.sources.protocols.contract import Decoded
 
 _MOST_REPEATED: Final = 300  # characters of parts whose digest is remembered
@@ -39,14 +39,9 @@ def of_body(body: bytes, *, distinct: bool, key: str = "", path: str = "") -> Re
     return RequestIdentity(name=hashed.hexdigest())
 
 
+@remembered(256, _MOST_REPEATED)
 def _prefix_hash(*parts: str) -> "hashlib.blake2b":
     """A `digest` with these parts, which senders repeat, to be copied and gone on with."""
-    repeated = sum(map(len, parts)) <= _MOST_REPEATED
-    return (_cached_prefix_hash if repeated else _cached_prefix_hash.__wrapped__)(*parts)
-
-
-@lru_cache(maxsize=256)
-def _cached_prefix_hash(*parts: str) -> "hashlib.blake2b":
     hashed = hashlib.blake2b(digest_size=IDENTITY_BYTES)
     for part in parts:
         for piece in prefixed(part):

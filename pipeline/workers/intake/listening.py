@@ -8,13 +8,15 @@ from typing import Any, Protocol
 from pipeline.errors import BadInput
 from pipeline.service.access.keys import SenderKey
 from pipeline.settings.listeners import Listener
+from pipeline.workers.bounds.connection_budget import ConnectionBudget
 from pipeline.workers.http_server import HttpServer
 from pipeline.workers.intake.access import check_access
 from pipeline.workers.intake.app import intake_app
 from pipeline.workers.intake.connections import StreamServer
 from pipeline.workers.intake.exchange import Service
 from pipeline.workers.intake.forward_server import ForwardServer
-from pipeline.workers.intake.grpc_server import Authorize, GrpcServer
+from pipeline.workers.intake.otlp_grpc.grpc_front import FILES
+from pipeline.workers.intake.otlp_grpc.grpc_server import MOST_CONNECTIONS, Authorize, GrpcServer
 from pipeline.workers.intake.relp_server import RelpServer
 from pipeline.workers.intake.small_requests import SmallRequests
 from pipeline.workers.intake.syslog_server import SyslogDatagrams, SyslogServer
@@ -47,13 +49,23 @@ def server_of(
     if listener.cert is not None and listener.key is not None:
         tls = TlsFiles(cert=listener.cert, key=listener.key, client_ca=listener.ca)
     if opened is None:
-        grpc = GrpcServer(service.door, _authorize(listener, service), service.rules)
+        apart = min(MOST_CONNECTIONS, service.budget.limit // (4 * FILES))
+        service.budget.set_apart(FILES * apart)
+        grpc = GrpcServer(
+            service.door,
+            _authorize(listener, service),
+            service.rules,
+            room=service.room,
+            budget=ConnectionBudget(service.room, most=apart),
+        )
         return _Startable(
             start=lambda: grpc.start(listener.host, listener.port, tls=tls, share=share), stop=grpc.stop
         )
     if listener.scheme.startswith("http"):
         app = intake_app(service, listener)
-        return HttpServer(app, listener, opened, short_way=SmallRequests(service, app.posts))
+        return HttpServer(
+            app, listener, opened, short_way=SmallRequests(service, app.posts), budget=service.budget
+        )
     if listener.scheme == "syslog+udp":
         datagrams = SyslogDatagrams(service.door, rules=service.rules)
         return _Startable(start=lambda: datagrams.start(opened), stop=datagrams.stop)
@@ -63,10 +75,12 @@ def server_of(
 
 def _stream_server(listener: Listener, service: Service) -> StreamServer:
     if listener.scheme.startswith("syslog"):
-        return SyslogServer(service.door, rules=service.rules)
+        return SyslogServer(service.door, rules=service.rules, budget=service.budget)
     if listener.scheme.startswith("relp"):
-        return RelpServer(service.door, rules=service.rules)
-    return ForwardServer(service.door, rules=service.rules, shared_key=_secret(listener))
+        return RelpServer(service.door, rules=service.rules, budget=service.budget)
+    return ForwardServer(
+        service.door, rules=service.rules, shared_key=_secret(listener), budget=service.budget
+    )
 
 
 def _secret(listener: Listener) -> str:

@@ -31,6 +31,7 @@ class RelpServer(StreamServer):
         is_open = False
         while data := await connection.read(partial=framing.partial, gather_s=_GATHER_S):
             frames = framing.feed(data)
+            connection.keep(framing.size)
             if frames:
                 connection.message_ended()
             metrics.messages_shortened(self.protocol, framing.shortened)

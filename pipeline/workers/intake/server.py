@@ -13,13 +13,17 @@ import os
 import resource
 import signal
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-from pipeline.errors import BadInput, BadSetting
+import redis
+
+from pipeline.errors import BadInput, BadSetting, RedisUnavailable
 from pipeline.logs import logger, set_up
 from pipeline.observe import counters as metrics
+from pipeline.observe.presence import Presence
 from pipeline.producer import Producer
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
@@ -27,6 +31,7 @@ from pipeline.service.access.keys import SEND, SenderKeys
 from pipeline.service.senders import PUSH_S
 from pipeline.settings import Settings
 from pipeline.settings.listeners import Listener
+from pipeline.upkeep import FaultSeries
 from pipeline.workers.heartbeat import Heartbeat
 from pipeline.workers.intake.door import Door
 from pipeline.workers.intake.exchange import Service
@@ -50,12 +55,15 @@ def main(argv: Sequence[str]) -> int:
     fds = [int(a.removeprefix("--fd=")) for a in argv if a.startswith("--fd=")]
     listeners = [Listener.parse(text) for text in settings.intake.listeners]
     check_listeners(listeners)
-    rules = RuleBook(settings.intake.rules)
+    supervised = settings.internal.supervisor_pid
+    if supervised:
+        tether(supervised, grace_s=GRACE_S)
     producer = Producer.connect(settings)
-    settings = producer.settings  # of the stack, or of the cell "" where there are cells
+    settings = producer.settings  # of the stack
+    rules = repaired_rules(settings) if supervised else RuleBook(settings.intake.rules)
     keys = SenderKeys(connect(settings, timeout_s=REDIS_S), settings)
     # A supervisor's own Redis has no key before it runs. Until there is one, access.py refuses all others.
-    if not settings.internal.supervisor_pid:
+    if not supervised:
         check_keys(listeners, keys)
     _raise_file_limit()
     share = "--share" in argv
@@ -65,8 +73,6 @@ def main(argv: Sequence[str]) -> int:
         if fds
         else [listener_socket(listener, share=share) for listener in listeners]
     )
-    if settings.internal.supervisor_pid:
-        tether(settings.internal.supervisor_pid, grace_s=GRACE_S)
     metrics.push(connect(settings, timeout_s=REDIS_S), Keys(settings.redis.key_prefix), ROLE)
     metrics.started(ROLE)
     atexit.register(metrics.flush)
@@ -111,6 +117,20 @@ async def serve_intake(
         await service.door.close()
         await asyncio.to_thread(senders.push, service.keys.client, settings)
         await asyncio.to_thread(heart.leave)
+
+
+def repaired_rules(settings: Settings) -> RuleBook:
+    """The rules, as soon as their file is right. The stack had read it when it started, and a process that
+    cannot be started again would end all others."""
+    presence, faults = Presence(connect(settings), settings), FaultSeries("intake.rules_refused", BadSetting)
+    while True:
+        try:
+            return RuleBook(settings.intake.rules)
+        except BadSetting as exc:
+            faults.add(exc)
+            with suppress(RedisUnavailable, redis.RedisError):
+                presence.complain(ROLE, str(exc))
+        time.sleep(PULSE_S)
 
 
 def check_listeners(listeners: Sequence[Listener]) -> None:

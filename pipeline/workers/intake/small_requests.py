@@ -14,6 +14,7 @@ from pipeline.records.delivery import Accepted, Full
 from pipeline.service.access.keys import KeyRing, SenderKey
 from pipeline.service.senders import SentBy
 from pipeline.sources.protocols.contract import Decoded, Hints
+from pipeline.upkeep import start_task
 from pipeline.workers.intake.bodies import INLINE_BYTES as INFLATED_INLINE
 from pipeline.workers.intake.bodies import Share, decompressed
 from pipeline.workers.intake.dialects import CutResponse, PreparedResponse, wire_form
@@ -62,7 +63,7 @@ class SmallRequests:
         if ring is not None:
             self._decide(ring)
         elif self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._ask(), name="intake-turn")
+            self._task = start_task("intake-turn", self._ask())
 
     async def _ask(self) -> None:
         """As `_run`, once the keys are known again."""

@@ -17,6 +17,8 @@ from pipeline.observe import counters as metrics
 from pipeline.service.senders import SentBy
 from pipeline.sources.protocols.contract import Decoded, Hints
 from pipeline.sources.protocols.streams.syslog import SyslogFraming, syslog_records
+from pipeline.upkeep import call_later
+from pipeline.workers.bounds.connection_budget import ConnectionBudget
 from pipeline.workers.intake.connections import STOP_S, Connection, StreamServer
 from pipeline.workers.intake.door import Door
 from pipeline.workers.intake.gathering import Gathering, Message
@@ -40,8 +42,15 @@ class SyslogServer(StreamServer):
 
     protocol: ClassVar[str] = "syslog"
 
-    def __init__(self, door: Door, *, key: str = "", rules: RuleBook | None = None) -> None:
-        super().__init__(door, key=key, rules=rules)
+    def __init__(
+        self,
+        door: Door,
+        *,
+        key: str = "",
+        rules: RuleBook | None = None,
+        budget: ConnectionBudget | None = None,
+    ) -> None:
+        super().__init__(door, key=key, rules=rules, budget=budget)
         self._gathering = _gathering(door, key, self.rules)
 
     async def converse(self, connection: Connection) -> None:
@@ -50,6 +59,7 @@ class SyslogServer(StreamServer):
             if messages := framing.feed(data):
                 connection.message_ended()
                 await self._gathering.add(messages, connection.peer)
+            connection.keep(framing.size)
             self._count(framing)
         await self._gathering.add(framing.close(), connection.peer)
         self._count(framing)
@@ -97,7 +107,7 @@ class SyslogDatagrams(asyncio.DatagramProtocol):
 
     def _look(self, opened: socket.socket) -> None:
         self._count_lost(opened)
-        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look, opened)
+        self._timer = call_later(LOOK_S, "syslog-dropped", self._look, opened)
 
     def _count_lost(self, opened: socket.socket) -> None:
         """Counts the datagrams that the kernel has dropped since the last look."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from pipeline.errors import RedisUnavailable
 from pipeline.records.delivery import Full, RequestIdentity
 from pipeline.sources.protocols.contract import Decoded
+from pipeline.upkeep import call_at, call_soon
 
 if TYPE_CHECKING:
     from pipeline.service.senders import SentBy
@@ -59,7 +60,7 @@ class Turns:
             self.release()
         elif self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_at(max(loop.time() + IDLE_S, self._due()), self.release)
+            self._timer = call_at(max(loop.time() + IDLE_S, self._due()), "intake-turn", self.release)
 
     def release(self) -> bool:
         """The turn of all that wait: they run in the next iteration of the loop. False if none waits."""
@@ -72,7 +73,7 @@ class Turns:
             if not began.done():
                 began.set_result(None)
         for run in runs:
-            asyncio.get_running_loop().call_soon(run)
+            call_soon("intake-turn", run)
         return bool(waiting or runs)
 
     def close(self) -> None:

@@ -1,6 +1,5 @@
 """A partition that this process reads: its records since the last accept, and the batches made of them."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -8,6 +7,7 @@ from typing import Final
 
 from pipeline.ledger.intake import CursorStep
 from pipeline.records.batch import Batch, Purpose, digest
+from pipeline.records.held import HeldRecords
 from pipeline.records.payload import content_of
 from pipeline.records.pushed import PushedRecords
 from pipeline.settings import Settings
@@ -17,7 +17,11 @@ from pipeline.sources.kafka.cursor import PartitionCursor
 from pipeline.sources.kafka.values import KafkaRecord, read_values
 from pipeline.workers.intake.batches import parted_records
 
-RECORD_BYTES: Final = 200  # of an object for a record, beside its value
+RECORD_BYTES: Final = 200  # of an object for a record, without its value
+
+
+def record_bytes(record: KafkaRecord) -> int:
+    return len(record.value or b"") + RECORD_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +47,7 @@ class Partition:
     place: Place
     cursor: PartitionCursor
     token: int = 0
-    records: list[KafkaRecord] = field(default_factory=list)
-    size: int = 0
-    since: float = 0.0  # monotonic: the first of the records came
-    prepared: PreparedBatches | None = None
+    held: HeldRecords[KafkaRecord] = field(default_factory=lambda: HeldRecords(record_bytes))
     out_of_range: bool = False  # Kafka has no record at the offset behind them
     end: int = 0  # behind the last record in Kafka, as of the last look
     lines: int = 0  # taken in by this process
@@ -62,21 +63,17 @@ class Partition:
         return digest("kafka", self.cluster, *map(str, self.place), self.cursor.topic_id)
 
     def add(self, record: KafkaRecord) -> None:
-        if record.offset < self.next_offset:
-            return  # fetched before the partition was opened anew
-        if not self.records:
-            self.since = time.monotonic()
-        self.records.append(record)
-        self.size += len(record.value or b"") + RECORD_BYTES
+        if record.offset >= self.next_offset:  # older ones were fetched before the partition was reopened
+            self.held.add(record)
 
     @property
     def next_offset(self) -> int:
         """Of the next record to fetch."""
-        return self.records[-1].offset + 1 if self.records else self.cursor.offset
+        return self.held.records[-1].offset + 1 if self.held else self.cursor.offset
 
     def is_full(self, settings: Settings) -> bool:
         s = settings.internal
-        return len(self.records) >= s.batch_records or self.size >= s.batch_kib * 1024
+        return len(self.held) >= s.batch_records or self.held.size >= s.batch_kib * 1024
 
     def prepare(
         self,
@@ -88,7 +85,8 @@ class Partition:
         is_past: Callable[[object], bool],
     ) -> PreparedBatches:
         """The batches of all records. Their ids derive from their contents."""
-        read = read_values(source, self.place[0], self.records)
+        records = self.held.offer()
+        read = read_values(source, self.place[0], records)
         batches: list[Batch] = []
         dead: dict[str, str] = {}
         s = settings.internal
@@ -102,27 +100,26 @@ class Partition:
             more = f" and {len(offsets) - 1} more" if len(offsets) > 1 else ""
             dead[one.batch_id] = f"{self.name} offset {offsets[0]}{more}: {read.why}"
             batches.append(one)
-        end = PartitionCursor(self.cursor.topic_id, self.next_offset)
-        self.prepared = PreparedBatches(
+        end = PartitionCursor(self.cursor.topic_id, records[-1].offset + 1)
+        return PreparedBatches(
             batches=batches,
             dead=dead,
             step=CursorStep(
                 key=cursor_key(self.cluster, self.place), cursor=str(end), after=str(self.cursor)
             ),
             backfill=read.records is not None and is_past(read.records.latest),
-            records=len(self.records),
+            records=len(records),
             tombstones=read.tombstones,
             unreadable=read.unreadable.height if read.unreadable is not None else 0,
             lines=sum(batch.physical_lines for batch in batches),
             next_offset=end.offset,
         )
-        return self.prepared
 
     def accepted(self, prepared: PreparedBatches) -> None:
         """The prepared batches are in: the cursor stands behind them."""
         self.cursor = PartitionCursor(self.cursor.topic_id, prepared.next_offset)
         self.lines += prepared.lines
-        self.records, self.size, self.prepared = [], 0, None
+        self.held.accepted()
 
     def _batch(self, workload: str, records: PushedRecords, arrived: datetime, settings: Settings) -> Batch:
         content = content_of(workload, records)

@@ -11,6 +11,7 @@ from pipeline.logs import set_up
 from pipeline.producer import Producer
 from pipeline.settings import Settings
 from pipeline.settings.kafka import EXAMPLE, kafka_sources
+from pipeline.upkeep import start_thread
 from pipeline.workers.kafka.reader import KafkaReader
 from pipeline.workers.liveness import Progress
 from pipeline.workers.loops import tend
@@ -37,9 +38,7 @@ def main(argv: list[str]) -> int:
 def _run(readers: Sequence[KafkaReader]) -> None:
     """All of them, until each has ended."""
     runs: list[Callable[[], None]] = [reader.run for reader in readers]
-    threads = [threading.Thread(target=run, name="kafka", daemon=True) for run in runs[1:]]
-    for thread in threads:
-        thread.start()
+    threads = [start_thread("kafka", run) for run in runs[1:]]
     runs[0]()
     for thread in threads:
         thread.join()

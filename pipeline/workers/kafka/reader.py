@@ -119,7 +119,7 @@ class KafkaReader:
             self.stop.wait(min(POLL_S, self._full_until - now))
         elif not self.partitions:
             self.stop.wait(POLL_S)
-        elif sum(partition.size for partition in self.partitions.values()) < HELD_BYTES:
+        elif sum(partition.held.size for partition in self.partitions.values()) < HELD_BYTES:
             self._poll(cluster)
         if self._full_until <= time.monotonic():
             self._take_in(cluster)
@@ -262,22 +262,22 @@ class KafkaReader:
 
     def _take_in(self, cluster: KafkaCluster) -> None:
         """Accepts what has waited long enough, or is a whole batch."""
-        filled = [partition for partition in self.partitions.values() if partition.records]
+        filled = [partition for partition in self.partitions.values() if partition.held]
         several_s = min(LONGEST_S, PARTITION_S * len(filled))
         wait_s = max(delay_s(self._pending, most_s=MOST_S), several_s)
-        total = sum(partition.size for partition in filled)
+        total = sum(partition.held.size for partition in filled)
         due_since = time.monotonic() - wait_s
-        for partition in sorted(filled, key=lambda one: one.since):
+        for partition in sorted(filled, key=lambda one: one.held.since):
             full = partition.is_full(self.settings) or total >= HELD_BYTES or partition.out_of_range
-            if (full or partition.since <= due_since) and not self._accept(cluster, partition):
+            if (full or partition.held.since <= due_since) and not self._accept(cluster, partition):
                 return
         for partition in list(self.partitions.values()):
-            if partition.out_of_range and not partition.records:
+            if partition.out_of_range and not partition.held:
                 self._find_place(cluster, partition)
 
     def _accept(self, cluster: KafkaCluster, partition: Partition) -> bool:
         """False where the pipeline is full."""
-        prepared = partition.prepared or partition.prepare(
+        prepared = partition.prepare(
             self.source,
             self.settings,
             arrived=self.producer.clock(),

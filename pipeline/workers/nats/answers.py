@@ -21,6 +21,7 @@ from pipeline.nats.connection import NatsConnection
 from pipeline.nats.streams import ensure_in, ensure_out
 from pipeline.producer import Producer
 from pipeline.redis.connection import now_ms
+from pipeline.upkeep import start_task
 from pipeline.workers.nats.jobs import RESET, SUBMITTED, Jobs
 
 CHECK_S: Final = 1.0
@@ -90,7 +91,7 @@ class RequestAnswers:
 
     async def _on_message(self, message: Msg) -> None:
         await self._limit.acquire()
-        task = asyncio.ensure_future(self._handled(message))
+        task = start_task("nats-answer", self._handled(message))
         self._tasks.add(task)
         task.add_done_callback(self._done)
 

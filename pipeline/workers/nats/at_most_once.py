@@ -8,7 +8,6 @@ wait in bounded memory, and those without room are dropped and counted.
 import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -26,9 +25,10 @@ from pipeline.observe.presence import Presence
 from pipeline.producer import Producer
 from pipeline.records.batch import digest
 from pipeline.records.delivery import Full
+from pipeline.records.held import HeldRecords
 from pipeline.units import plural
 from pipeline.workers.nats.progress import StreamProgress, report_stream
-from pipeline.workers.nats.window import MESSAGE_BYTES, PreparedWindow, prepare_window
+from pipeline.workers.nats.window import message_bytes, prepare_window
 
 STAGE: Final = "source"
 WAIT_S: Final = 0.25  # of messages for others
@@ -67,10 +67,9 @@ class AtMostOnceReader:
         self._place = uuid.uuid4().hex  # numbers of messages are of this process alone
         self._subscribed: Client | None = None
         self._lock = threading.Lock()
-        self._held: deque[StreamMessage] = deque()
-        self._size = self._number = self._dropped = 0
-        self._prepared: tuple[int, PreparedWindow] | None = None
-        self._since = self._full_until = self._report_at = self._tend_at = self._dropped_until = 0.0
+        self._held: HeldRecords[StreamMessage] = HeldRecords(message_bytes)
+        self._number = self._dropped = 0
+        self._full_until = self._report_at = self._tend_at = self._dropped_until = 0.0
         self._trouble = ""
 
     def run(self) -> None:
@@ -98,7 +97,7 @@ class AtMostOnceReader:
             self.log.info("nats.reads", subjects=self.source.subjects)
         now = time.monotonic()
         due = self._held and (
-            now - self._since >= WAIT_S or self._size >= self.settings.internal.batch_kib << 10
+            now - self._held.since >= WAIT_S or self._held.size >= self.settings.internal.batch_kib << 10
         )
         if due and now >= self._full_until:
             self._accept()
@@ -116,35 +115,26 @@ class AtMostOnceReader:
         await client.flush(timeout=5)
 
     async def _on_message(self, message: Msg) -> None:
-        size = len(message.data) + MESSAGE_BYTES
         with self._lock:
-            if self._size + size > HELD_BYTES:
+            number = self._number + 1
+            taken = StreamMessage(message.subject, message.data, number, time.time_ns(), 0, {})
+            if self._held.size + message_bytes(taken) > HELD_BYTES:
                 self._dropped += 1
                 return
-            if not self._held:
-                self._since = time.monotonic()
-            self._number += 1
-            self._size += size
-            self._held.append(
-                StreamMessage(message.subject, message.data, self._number, time.time_ns(), 0, {})
-            )
+            self._number = number
+            self._held.add(taken)
 
     def _accept(self) -> None:
-        if self._prepared is None:
-            with self._lock:
-                some = [*self._held]
-            self._prepared = (
-                len(some),
-                prepare_window(
-                    some,
-                    self._place,
-                    self.settings,
-                    arrived=self.producer.clock(),
-                    alone=self.producer.skips,
-                    is_past=self.producer.is_past,
-                ),
-            )
-        count, prepared = self._prepared
+        with self._lock:
+            messages = self._held.offer()
+        prepared = prepare_window(
+            messages,
+            self._place,
+            self.settings,
+            arrived=self.producer.clock(),
+            alone=self.producer.skips,
+            is_past=self.producer.is_past,
+        )
         if prepared.batches:
             answer = self.producer.accept_all(
                 prepared.batches, (), dead=prepared.dead, backfill=prepared.backfill
@@ -154,11 +144,8 @@ class AtMostOnceReader:
                     self.log.warning("source.waits", why=str(answer))
                 self._full_until = time.monotonic() + answer.retry_after_s
                 return
-        self._prepared = None
         with self._lock:
-            for _ in range(count):
-                self._size -= len(self._held.popleft().data) + MESSAGE_BYTES
-            self._since = time.monotonic()
+            self._held.accepted()
         self.lines += prepared.lines
         metrics.nats_read(
             prepared.lines - prepared.unreadable, empty=prepared.empty, unreadable=prepared.unreadable

@@ -11,6 +11,7 @@ from pipeline.nats.connection import NatsConnection
 from pipeline.producer import Producer
 from pipeline.settings import Settings
 from pipeline.settings.nats import EXAMPLE, NatsSource, nats_source
+from pipeline.upkeep import start_thread
 from pipeline.workers.liveness import Progress
 from pipeline.workers.loops import tend
 from pipeline.workers.nats.answers import RequestAnswers
@@ -75,8 +76,7 @@ class Gateway:
 
     def run(self) -> None:
         """Until `stop` was set."""
-        thread = threading.Thread(target=self.answers.run, name="nats-answers", daemon=True)
-        thread.start()
+        thread = start_thread("nats-answers", self.answers.run)
         try:
             self.reader.run()
         finally:

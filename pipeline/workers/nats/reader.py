@@ -7,7 +7,6 @@ twice. One process reads under a lease; should two read for a moment, the cursor
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
@@ -24,12 +23,13 @@ from pipeline.observe.presence import Presence
 from pipeline.producer import Producer
 from pipeline.records.batch import digest
 from pipeline.records.delivery import Accepted, Full
+from pipeline.records.held import HeldRecords
 from pipeline.redis.leases import NATS, HeldLease, Leases, Refused
 from pipeline.settings.nats import NatsSource
 from pipeline.sources.nats.cursor import StreamCursor
 from pipeline.units import plural
 from pipeline.workers.nats.progress import StreamProgress, report_stream
-from pipeline.workers.nats.window import OPEN_S, MessageWindow, prepare_window, quarter_of
+from pipeline.workers.nats.window import OPEN_S, message_bytes, prepare_window, window_length
 
 STAGE: Final = "source"
 LOOK_S: Final = 5.0  # between two looks at the state of the stream
@@ -73,7 +73,9 @@ class NatsReader:
         self.cursor = StreamCursor("", 0)
         self.lines = 0
         self._reader: StreamReader | None = None
-        self._windows: deque[MessageWindow] = deque()  # without a gap from the cursor on
+        self._held: HeldRecords[StreamMessage] = HeldRecords(
+            message_bytes
+        )  # from the cursor on without a gap
         self._end = 0  # behind the last message of the stream, as of the last look
         self._look_at = self._report_at = self._full_until = 0.0
         self._trouble = ("", "")
@@ -125,7 +127,7 @@ class NatsReader:
             self.beside()
         if self._full_until > now:
             self.stop.wait(min(WAIT_S, self._full_until - now))
-        elif sum(window.size for window in self._windows) < HELD_BYTES:
+        elif self._held.size < HELD_BYTES:
             self._fetch()
         if self._full_until <= time.monotonic():
             self._take_in()
@@ -139,7 +141,7 @@ class NatsReader:
         """Begins at the ledger's cursor."""
         facts = ensure_in(self.connection, self.source)
         ensure_out(self.connection, self.source)
-        self._windows.clear()
+        self._held.clear()
         text = self.intake.cursor(self.cursor_key)
         standing = StreamCursor.parse(text) if text else None
         self.cursor = (
@@ -177,7 +179,7 @@ class NatsReader:
                 f"the stream {self.source.stream} was made anew; it is read from its begin"
             )
         self._end = facts.last + 1
-        if not self._windows and facts.first > self.cursor.sequence:
+        if not self._held and facts.first > self.cursor.sequence:
             self._skip(facts.first)
             self._reopen()
         if self.intake.cursor(self.cursor_key) != str(self.cursor):
@@ -227,40 +229,39 @@ class NatsReader:
             self._add(message)
 
     def _add(self, message: StreamMessage) -> None:
-        expected = self._windows[-1].next_sequence if self._windows else self.cursor.sequence
+        expected = self._held.records[-1].sequence + 1 if self._held else self.cursor.sequence
         if message.sequence < expected:
             return
         if message.sequence > expected:
-            while self._windows:  # the messages before the gap first
+            while self._held:  # the messages before the gap first
                 if not self._accept():
                     raise SourceUnavailable(
                         f"{self.source.stream} has a gap at {expected}, and the pipeline is full before it"
                     )
             self._skip(message.sequence)
-        if not self._windows or not self._windows[-1].takes(message, self.settings):
-            self._windows.append(MessageWindow(slot=quarter_of(message)))
-        self._windows[-1].add(message)
+        self._held.add(message)
 
     def _take_in(self) -> None:
         """Accepts the windows that have ended."""
-        while len(self._windows) > 1:
+        while self._held:
+            has_ended = window_length(self._held.records, self.settings) < len(self._held)
+            if not has_ended and self._held.since > time.monotonic() - OPEN_S:
+                return
             if not self._accept():
                 return
-        if self._windows and self._windows[0].since <= time.monotonic() - OPEN_S:
-            self._accept()
 
     def _accept(self) -> bool:
         """The first window. False where the pipeline is full."""
-        window = self._windows[0]
-        prepared = window.prepared = window.prepared or prepare_window(
-            window.messages,
+        messages = self._held.offer(window_length(self._held.records, self.settings))
+        prepared = prepare_window(
+            messages,
             f"{self.source.stream} {self.cursor.stream_id}",
             self.settings,
             arrived=self.producer.clock(),
             alone=self.producer.skips,
             is_past=self.producer.is_past,
         )
-        end = StreamCursor(self.cursor.stream_id, window.next_sequence)
+        end = StreamCursor(self.cursor.stream_id, messages[-1].sequence + 1)
         step = CursorStep(key=self.cursor_key, cursor=str(end), after=str(self.cursor))
         if prepared.batches:
             answer = self.producer.accept_all(
@@ -275,7 +276,7 @@ class NatsReader:
             self.cursor = end
         else:
             self._move(end.sequence)
-        self._windows.popleft()
+        self._held.accepted()
         self.lines += prepared.lines
         metrics.nats_read(
             prepared.lines - prepared.unreadable, empty=prepared.empty, unreadable=prepared.unreadable

@@ -1,12 +1,11 @@
 """Messages that are accepted together, and the batches made of them.
 
-A window holds the messages that the server took in the same quarter of a second, up to a bound. It so depends
-on the stream alone: read again, the same messages give the same batches.
+A window holds the messages that the server took in the same quarter of a second, up to a bound. Once a later
+message has ended it, it depends on the stream only: read again, the same messages give the same batches.
 """
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from itertools import groupby
@@ -41,37 +40,20 @@ class PreparedWindow:
     lines: int
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class MessageWindow:
-    """Messages without a gap between them."""
-
-    slot: int
-    messages: list[StreamMessage] = field(default_factory=list)
-    size: int = 0
-    since: float = field(default_factory=time.monotonic)  # the first message came
-    prepared: PreparedWindow | None = None
-
-    def add(self, message: StreamMessage) -> None:
-        self.messages.append(message)
-        self.size += len(message.data) + MESSAGE_BYTES
-
-    @property
-    def next_sequence(self) -> int:
-        """Of the message behind it."""
-        return self.messages[-1].sequence + 1
-
-    def takes(self, message: StreamMessage, settings: Settings) -> bool:
-        """Whether the message belongs to it. Not its neighbours of the next slot, and not above the bound."""
-        s = settings.internal
-        return (
-            quarter_of(message) == self.slot
-            and len(self.messages) < s.batch_records
-            and self.size + len(message.data) <= s.batch_kib * 1024
-        )
+def message_bytes(message: StreamMessage) -> int:
+    return len(message.data) + MESSAGE_BYTES
 
 
-def quarter_of(message: StreamMessage) -> int:
-    return message.nanos // SLOT_NANOS
+def window_length(messages: Sequence[StreamMessage], settings: Settings) -> int:
+    """The number of messages of the first window: those of the slot of the first message, up to the bound."""
+    s, size = settings.internal, 0
+    slot = messages[0].nanos // SLOT_NANOS
+    for count, message in enumerate(messages):
+        is_above = count >= s.batch_records or size + len(message.data) > s.batch_kib * 1024
+        if count and (is_above or message.nanos // SLOT_NANOS != slot):
+            return count
+        size += message_bytes(message)
+    return len(messages)
 
 
 def prepare_window(

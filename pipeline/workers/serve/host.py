@@ -32,6 +32,7 @@ from pipeline.settings import Settings
 from pipeline.store.choose import open_store
 from pipeline.tasks.share import host_locks
 from pipeline.units import size
+from pipeline.upkeep import submit
 from pipeline.workers.serve.runners import RunnerLoader, formats_here
 
 ROUND_S: Final = 1.0
@@ -184,7 +185,7 @@ class ModelHost:
         if self._loading is None or self._loading.done():
             load = next_load(view, lease_id)
             if load is not None:
-                self._loading = self._loads.submit(self._load, placement, *load)
+                self._loading = submit(self._loads, "serve-load", self._load, placement, *load)
         if time.monotonic() - self._swept > SWEEP_S:
             self._swept = time.monotonic()
             # With a record that cannot be read, nobody knows which files are named.

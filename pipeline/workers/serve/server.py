@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import socket
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
@@ -28,6 +27,7 @@ from pipeline.redis.keys import Keys
 from pipeline.service.access.keys import SenderKeys
 from pipeline.settings import Settings
 from pipeline.settings.listeners import Listener
+from pipeline.upkeep import UpkeepThread
 from pipeline.workers.heartbeat import Heartbeat
 from pipeline.workers.http_server import HttpServer
 from pipeline.workers.liveness import Progress
@@ -36,7 +36,6 @@ from pipeline.workers.serve.app import ServeApp
 from pipeline.workers.serve.desk import ModelDesk
 from pipeline.workers.serve.host import ModelHost
 from pipeline.workers.sockets import listener_socket
-from pipeline.workers.tethered import tether
 
 ROLE: Final = "serve"
 REDIS_S: Final = 5.0
@@ -58,8 +57,6 @@ def main(argv: Sequence[str]) -> int:
     listener = Listener.parse(settings.gpu.serve, setting="gpu_serve")
     opened = socket.socket(fileno=fds[0]) if fds else listener_socket(listener, name="gpu_serve")
     assert opened is not None  # noqa: S101 - only gRPC opens its own
-    if supervised:
-        tether(supervised, grace_s=GRACE_S)
     client = connect(settings, timeout_s=REDIS_S)
     metrics.push(client, Keys(settings.redis.key_prefix), ROLE)
     metrics.started(ROLE)
@@ -92,7 +89,7 @@ async def serve_models(
     server = HttpServer(app.routes(), listener, opened, forwarded=False)
     progress = Progress()
     heart = Heartbeat(settings, role_name=ROLE, queues=(), name=name, progress=progress, ends=False)
-    thread = threading.Thread(target=host.run, name="serve-host", daemon=True)
+    thread = UpkeepThread("serve-host", host.run)
     await server.start()
     logger(at=str(listener), pid=os.getpid()).info("serve.starts")
     heart.start()

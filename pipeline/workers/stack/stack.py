@@ -33,9 +33,8 @@ from pipeline.redis.attach import state_file
 from pipeline.redis.check import check_redis
 from pipeline.redis.connection import connect
 from pipeline.redis.leases import Leases
-from pipeline.redis.shards import of_shard
 from pipeline.service.access.own_key import make_own_key
-from pipeline.settings import Settings
+from pipeline.settings import Settings, without_settings
 from pipeline.settings import nats as nats_settings
 from pipeline.settings.kafka import kafka_packages, with_absolute_files
 from pipeline.settings.listeners import API_DEFAULT, Listener
@@ -84,9 +83,10 @@ class Stack:
         api: bool = False,
         serve: bool = False,
     ) -> None:
-        # Absolute, because the workers run in the data directory.
+        # Absolute, because the workers run in the data directory, and without links, because a process is
+        # recognised by the directory that it works in.
         self.settings = settings.replace(
-            data_dir=settings.data.dir.absolute(),
+            data_dir=settings.data.dir.resolve(),
             results_dir=None if settings.data.results_dir is None else settings.data.results_dir.absolute(),
             masks=tuple(path.absolute() for path in settings.intake.masks),
             kafka_source=settings.kafka.source and with_absolute_files(settings.kafka.source),
@@ -133,6 +133,7 @@ class Stack:
         check_files(len(self._roles(gpu=False)) + (MOST - 1 if elastic else 0))
         self._lock = lock(self.settings.data.dir)
         try:
+            outlive(self.settings.data.dir)  # before the ports, which an earlier stack may still hold
             if self._with_flower:
                 self.sidecars.add("flower", flower_process.open_listener(self.settings))
             if self._with_metrics:
@@ -143,7 +144,6 @@ class Stack:
                 self.settings = self.settings.replace(intake=listeners)
             if self._with_api:
                 self._open_api()
-            outlive(self.settings.data.dir)
             self._start_redis()
             self._devices = shown_devices() if self.settings.gpu.agent else None
             for role, name in self._roles(gpu=self._devices is not None):
@@ -180,11 +180,7 @@ class Stack:
         ingest = [("ingest", f"ingest-{n}") for n in range(1, max(1, wanted.stack.ingest_processes) + 1)]
         others = [
             *_several("infer-cpu", wanted.stack.infer_processes),
-            *(
-                process
-                for shard in range(wanted.drain.shards)
-                for process in _several(of_shard("drain", shard), wanted.drain.processes)
-            ),
+            *_several("drain", wanted.drain.processes),
             *_several("store", wanted.stack.store_processes),
             *_several("reader", wanted.stack.reader_processes),
             ("beat", "beat"),
@@ -278,16 +274,15 @@ class Stack:
         return None if url is None else f"{url}/metrics"
 
     def _popen(self, command: list[str], log: Path, fds: tuple[int, ...] = ()) -> "subprocess.Popen[bytes]":
-        keep = {k: v for k, v in os.environ.items() if not k.startswith("LOGWEIR_")}
         # torch spins all cores while it waits unless told otherwise, at the cost of everybody else.
-        env = {**keep, **self.settings.to_environ(), "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
+        own = {**self.settings.to_environ(), "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
         with log.open("ab") as out:
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                env=env,
+                env={**without_settings(), **own},
                 cwd=self.settings.data.dir,
                 start_new_session=True,
                 pass_fds=fds,
@@ -383,9 +378,10 @@ class Stack:
         if restarts.hopeless:
             raise StackFailed(f"{name} {restarts}: {words}")
 
-    def stop(self) -> None:
-        """End every child: a warm shutdown first, then by force; Redis last, so that steps can be
-        committed."""
+    def end_workers(self) -> None:
+        """End every child but Redis, which stays supervised: a warm shutdown first, then by force.
+
+        Nobody else changes the stored results afterwards."""
         ending = self.more_ingest.ending if self.more_ingest is not None else []
         workers = [c.process for c in self._workers]
         end([*workers, *ending, *self.sidecars.processes], within_s=self.stop_s)
@@ -393,6 +389,10 @@ class Stack:
         self.children = []
         self.gpu = []
         self.sidecars.close()
+
+    def stop(self) -> None:
+        """End every child; Redis last, so that steps can be committed."""
+        self.end_workers()
         self.intake.close()
         if self.redis_process is not None:
             end([self.redis_process], within_s=self.stop_s)

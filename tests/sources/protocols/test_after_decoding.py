@@ -17,7 +17,7 @@ from pipeline.sources.protocols.hec import decode_events
 from pipeline.sources.protocols.journal import decode_journal
 from pipeline.sources.protocols.lines import decode_posted
 from pipeline.sources.protocols.loki import decode_push
-from pipeline.sources.protocols.otlp import decode_json
+from pipeline.sources.protocols.otlp_json import decode_json
 from pipeline.sources.protocols.streams.forward import forward_records
 from pipeline.sources.protocols.streams.syslog import syslog_records
 from pipeline.sources.pushed import framed

@@ -6,15 +6,13 @@ from typing import Any
 
 import pytest
 from elasticsearch.serializer import NdjsonSerializer
-from hypothesis import given
-from hypothesis import strategies as st
 from opensearchpy.helpers.actions import _chunk_actions, expand_action
 from opensearchpy.serializer import JSONSerializer
 
 from bench._fuzz_requests import checked
-from pipeline.sources.protocols import bulk
 from pipeline.sources.protocols.bulk import bulk_error, bulk_full, bulk_operations, bulk_success, decode_bulk
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
+from pipeline.sources.pushed import framed
 
 NOON = "2026-11-25T12:00:00.250Z"
 
@@ -57,7 +55,6 @@ def test_a_document_of_fluent_bit_names_its_workload_and_its_time() -> None:
     }
     request = decoded(create({"@timestamp": NOON, "log": "up", "stream": "stdout", "kubernetes": kubernetes}))
     assert request.records.workloads == ["shop/cart"]
-    assert request.distinct
 
 
 @pytest.mark.parametrize(
@@ -99,7 +96,14 @@ def test_what_a_shipper_writes_is_stored_under_its_workload(
     request = checked(decode_bulk(f"{action}\n{document}\n".encode(), Hints(path="/_bulk")))
     assert (request.records.texts, request.records.workloads) == ([document], [workload])
     assert request.records.timestamps == [1795608000_250_000]
-    assert request.distinct
+
+
+def test_several_moments_or_microseconds_make_a_request_distinct() -> None:
+    later = NOON.replace(".250", ".251")
+    assert not decoded(create({"@timestamp": NOON})).distinct
+    assert not decoded(create({"@timestamp": NOON}), create({"@timestamp": NOON})).distinct
+    assert decoded(create({"@timestamp": NOON}), create({"@timestamp": later})).distinct
+    assert decoded(create({"@timestamp": NOON.replace(".250", ".250001")})).distinct
 
 
 def test_times_without_a_fraction_do_not_make_a_request_distinct() -> None:
@@ -132,9 +136,10 @@ def test_lines_of_a_stack_trace_become_one_document_per_container() -> None:
             {"log": log, "kubernetes": {"namespace_name": "s", "container_name": container, "pod_name": "p"}}
         )
 
-    texts = decoded(
+    records = decoded(
         line("ERROR boom\n", "a"), line("INFO up\n", "b"), line("\tat a.b(C.java:1)\n", "a"), line("Caused by: x\n", "a")
-    ).records.texts  # fmt: skip
+    ).records  # fmt: skip
+    texts = framed(records)[0]["raw"].to_list()
     assert [json.loads(raw)["log"] for raw in texts] == [
         "ERROR boom\n\tat a.b(C.java:1)\nCaused by: x",
         "INFO up\n",
@@ -168,29 +173,6 @@ def of_bulk(read: Callable[[], Decoded]) -> object:
         return read()
     except Undecodable as exc:
         return str(exc)
-
-
-@given(
-    st.lists(
-        st.sampled_from(
-            ['{"create":{"_index":"a"}}', '{"index":{}}', ' {"create":{}}\r', "", " ", '{"delete":{}}',
-             '{"log":"up"}', '{"log":"down"}\r', "no document"]
-        ),
-        max_size=9,
-    )
-)  # fmt: skip
-def test_pairs_without_blank_lines_between_them_are_read_as_pairs_with_some(lines: list[str]) -> None:
-    hints, body = Hints(path="/logs/_bulk"), "\n".join(lines).encode()
-    found = of_bulk(lambda: decode_bulk(body, hints))
-    assert found == of_bulk(lambda: bulk._decoded_one_by_one(lines or [""], "logs", hints))
-    if isinstance(found, Decoded):
-        kinds = []
-        is_action = True
-        for line in lines:
-            if is_action and line.strip():
-                kinds.append("create" if "create" in line else "index")
-            is_action = not is_action or not line.strip()
-        assert bulk_operations(body) == kinds
 
 
 def test_many_different_actions_are_read_in_one_pass() -> None:

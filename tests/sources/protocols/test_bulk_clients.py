@@ -12,9 +12,10 @@ import opensearchpy.helpers
 import pytest
 
 from bench._fuzz_requests import checked
-from pipeline.sources.protocols.answers.preamble import ELASTIC_HEADERS, ELASTIC_VERSION, preamble
+from pipeline.sources.protocols.answers.preamble import ELASTIC_HEADERS, preamble
 from pipeline.sources.protocols.bulk import bulk_full, bulk_operations, bulk_success, decode_bulk
 from pipeline.sources.protocols.contract import Hints
+from pipeline.sources.protocols.tables import tables
 
 DOCUMENTS = [
     {"_op_type": kind, "_index": "logs-2026.11.25", "@timestamp": f"2026-11-25T12:00:00.{n}Z", "message": f"café {n}"}
@@ -92,7 +93,7 @@ def test_the_client_of_elasticsearch_takes_the_receiver_for_one_and_sends_again_
     with elasticsearch.Elasticsearch(
         receiver.url, http_compress=True, retry_on_status=[429], max_retries=3
     ) as client:
-        assert client.info()["version"]["number"] == ELASTIC_VERSION
+        assert client.info()["version"]["number"] == tables().elasticsearch.answers[""]["version"]["number"]
         assert client.cluster.health()["status"] == "green"
         assert elasticsearch.helpers.bulk(client, DOCUMENTS) == (3, [])
     assert len(receiver.texts) == 3

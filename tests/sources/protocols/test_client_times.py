@@ -11,6 +11,7 @@ from pipeline.sources.protocols.client_times import (
     _of_any_iso,
     are_fine,
     has_fraction,
+    of_fraction,
     of_iso,
     of_microseconds,
     of_nanoseconds,
@@ -69,11 +70,20 @@ def test_every_moment_is_one_that_records_can_hold() -> None:
         assert EARLIEST <= micros <= LATEST
 
 
-def test_times_are_fine_if_all_are_there_and_they_are_not_cut_to_seconds() -> None:
+def test_times_tell_requests_apart_if_all_are_there_and_they_are_not_cut_to_seconds() -> None:
     assert are_fine([AT, 1795600800_000_000])
     assert not are_fine([1795600800_000_000, 1795600801_000_000])
     assert not are_fine([AT, None])
     assert not are_fine([])
+
+
+def test_one_whole_millisecond_tells_nothing_and_a_microsecond_or_a_second_moment_does() -> None:
+    millisecond = AT // 1000 * 1000
+    assert not are_fine([millisecond])
+    assert not are_fine([millisecond] * 3)
+    assert are_fine([millisecond, millisecond, millisecond + 1000])
+    assert are_fine([millisecond + 1])
+    assert [of_fraction(digits) for digits in ("003", "000004321", "", None)] == [3000, 4, None, None]
 
 
 def test_a_text_without_a_fraction_says_no_less_than_a_second() -> None:

@@ -11,6 +11,7 @@ from bench._fuzz_requests import checked
 from pipeline.sources.protocols.answers.hec_answers import hec_acks, hec_answer
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
 from pipeline.sources.protocols.hec import HecRefused, decode_events, decode_raw
+from pipeline.sources.pushed import framed
 
 TRACE = "5b8efff798038103d269b633813fc60c"
 
@@ -63,12 +64,13 @@ def test_fields_stand_around_an_event_that_is_a_line() -> None:
 
 
 def test_the_events_of_docker_are_lines_and_their_stack_traces_are_joined() -> None:
-    texts = of_events(
+    decoded = of_events(
         *(
             {"time": "1763539200.5", "host": "h", "event": {"line": line, "source": "stderr", "tag": "cart"}}
             for line in ("ERROR boom", "\tat a.b(C.java:1)", "INFO up")
         )
-    ).records.texts
+    )
+    texts = framed(decoded.records)[0]["raw"].to_list()
     assert [json.loads(text)["log"] for text in texts] == ["ERROR boom\n\tat a.b(C.java:1)", "INFO up"]
     assert json.loads(texts[0])["stream"] == "stderr"
 
@@ -78,13 +80,14 @@ def test_the_query_holds_what_events_do_not_say() -> None:
     records = decode_events(b'{"event":"a"}{"event":"b","index":"own"}', hints).records
     assert (records.workloads, records.hosts) == (["main/cart", "own/cart"], ["h", "h"])
     raw = decode_raw(b"a\n b\nc\n", hints).records
-    assert (raw.texts, raw.workloads, raw.hosts) == (["a\n b", "c"], ["main/cart"] * 2, ["h"] * 2)
+    assert (raw.texts, raw.workloads, raw.hosts) == (["a", " b", "c"], ["main/cart"] * 3, ["h"] * 3)
+    assert framed(raw)[0]["raw"].to_list() == ["a\n b", "c"]
 
 
 def test_a_request_with_whole_seconds_or_no_time_is_not_distinct() -> None:
-    assert of_events({"event": "a", "time": 1763539200.5}).distinct
+    assert of_events({"event": "a", "time": 1763539200.000123}).distinct
     assert not of_events({"event": "a", "time": 1763539200}).distinct
-    assert not of_events({"event": "a", "time": 1763539200.5}, {"event": "b"}).distinct
+    assert not of_events({"event": "a", "time": 1763539200.000123}, {"event": "b"}).distinct
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from bench._fuzz_requests import checked
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
 from pipeline.sources.protocols.journal import decode_journal, whole_entries
+from pipeline.sources.pushed import framed
 
 # As `journalctl -o export` writes it.
 ENTRY = (
@@ -36,7 +37,7 @@ def test_an_entry_is_a_record_with_the_columns_of_its_fields() -> None:
     assert (records.timestamps, records.levels) == ([1795608000_249_000], ["error"])
     assert (records.hosts, records.processes, records.services) == (["h1"], ["4711"], ["sshd"])
     assert records.workloads == ["h1/sshd"]
-    assert found.distinct
+    assert found.apart == [b"s=39f5;i=1;b=7c;m=1;t=6;x=9\0session opened=yes"]
 
 
 def test_fields_that_a_program_set_stand_in_the_raw_text() -> None:
@@ -64,9 +65,10 @@ def test_a_container_of_docker_names_the_workload_and_not_its_id() -> None:
 
 def test_lines_of_a_stack_trace_are_joined_per_process() -> None:
     lines = ("Traceback (most recent call last):", '  File "a.py"', "ValueError: 7", "next")
-    assert decoded(*map(entry, lines)).records.messages == ["\n".join(lines[:3]), "next"]
+    joined = framed(decoded(*map(entry, lines)).records)[0]
+    assert joined["message"].to_list() == ["\n".join(lines[:3]), "next"]
     parted = [entry(line).replace(b"4711", str(pid).encode()) for pid, line in enumerate(lines)]
-    assert decoded(*parted).records.height == 4
+    assert framed(decoded(*parted).records)[0].height == 4
 
 
 def test_an_entry_without_a_message_or_with_odd_values_is_a_record_all_the_same() -> None:

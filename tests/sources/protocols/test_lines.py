@@ -7,6 +7,7 @@ import pytest
 from bench._fuzz_requests import JSON_HINTS, checked
 from pipeline.sources.protocols.contract import Hints, Undecodable
 from pipeline.sources.protocols.lines import decode_array, decode_posted
+from pipeline.sources.pushed import framed
 
 DOCUMENTS = [{"time": "2026-11-25T12:00:00.5Z", "msg": "a", "service": "cart"}, {"msg": "b"}]
 NDJSON = "\n".join(json.dumps(document) for document in DOCUMENTS)
@@ -41,7 +42,8 @@ def test_a_line_that_is_no_document_is_a_record_all_the_same() -> None:
 
 def test_plain_lines_are_records_with_stack_traces_joined() -> None:
     body = "ERROR boom\n\tat a.b(C.java:1)\n\nINFO up\n"
-    assert texts(body, "text/plain") == ["ERROR boom\n\tat a.b(C.java:1)", "INFO up"]
+    decoded = decode_posted(body.encode(), Hints(content_type="text/plain"))
+    assert framed(decoded.records)[0]["raw"].to_list() == ["ERROR boom\n\tat a.b(C.java:1)", "INFO up"]
     assert texts("[1] is no JSON\n", "") == ["[1] is no JSON"]
 
 

@@ -13,6 +13,7 @@ from bench._fuzz_requests import JSON_HINTS, NANOS, checked
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
 from pipeline.sources.protocols.loki import LOKI_MAX_BYTES, decode_push
 from pipeline.sources.protocols.loki_messages import PushRequest
+from pipeline.sources.pushed import framed
 from pipeline.workers.intake.identity import of_request
 
 RECORD = logging.LogRecord("shop.cart", logging.WARNING, "cart.py", 1, "disk full", (), None)
@@ -109,7 +110,8 @@ def test_times_that_no_record_can_hold_are_none() -> None:
 def test_lines_of_a_stack_trace_are_joined_within_their_stream() -> None:
     lines = ("ERROR boom", "\tat a.b(C.java:1)", "INFO up")
     one, two = ({"stream": {"pod": pod}, "values": [[str(NANOS), line] for line in lines]} for pod in "ab")
-    assert of_json(one, two).records.texts == ["ERROR boom\n\tat a.b(C.java:1)", "INFO up"] * 2
+    joined = framed(of_json(one, two).records)[0]
+    assert joined["raw"].to_list() == ["ERROR boom\n\tat a.b(C.java:1)", "INFO up"] * 2
 
 
 def test_a_block_that_announces_more_than_the_limit_is_refused_before_it_is_unpacked() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from google.protobuf.json_format import MessageToDict
-from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry._logs import LogRecord, SeverityNumber
 from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
@@ -18,9 +17,10 @@ from opentelemetry.sdk.resources import Resource
 
 from bench._fuzz_requests import NANOS, checked, otlp_request
 from pipeline.records.levels import LEVELS
-from pipeline.sources.protocols import otlp
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
-from pipeline.sources.protocols.otlp import _facts_of, decode_json, decode_message, decode_protobuf
+from pipeline.sources.protocols.otlp import _facts_of, decode_message, decode_protobuf
+from pipeline.sources.protocols.otlp_json import decode_json
+from pipeline.sources.pushed import framed
 
 TRACE, SPAN = "5b8efff798038103d269b633813fc60c", "eee19b7ec3c1b174"
 
@@ -131,43 +131,6 @@ def filled(target: common_pb2.AnyValue, value: object) -> None:
                 filled(target.array_value.values.add(), item)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["", "cart"]), st.lists(stated_ones, max_size=3)), max_size=4))
-def test_records_that_all_have_a_severity_are_read_as_any_others(
-    resources: list[tuple[str, list[Any]]],
-) -> None:
-    request = ExportLogsServiceRequest()
-    for service, records in resources:
-        found = request.resource_logs.add()
-        if service:
-            found.resource.attributes.add(key="service.name").value.string_value = service
-        logs = found.scope_logs.add()
-        logs.scope.name = "" if service else "scope"
-        for number, severity, body, event, attributes, traced in records:
-            one = logs.log_records.add(severity_number=number, severity_text=severity, event_name=event)
-            filled(one.body, body)
-            for key, value in attributes:
-                filled(one.attributes.add(key=key).value, value)
-            if traced:
-                one.trace_id, one.span_id, one.time_unix_nano = b"t" * 16, b"s" * 8, NANOS
-    stated = otlp._of_stated(request, Hints())
-    complete = all(number or severity for _, records in resources for number, severity, *_ in records)
-    assert (stated is None) is not complete
-    assert checked(decode_message(request, Hints())) == otlp._of_any(request, Hints())
-
-
-def test_a_request_with_a_scope_that_ends_without_a_severity_is_read_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    request = ExportLogsServiceRequest()
-    logs = request.resource_logs.add().scope_logs
-    logs.add().log_records.add(severity_number=9).body.string_value = "a"
-    logs.add().log_records.add().body.string_value = "b"
-    logs.add()
-    expected = otlp._of_any(request, Hints())
-    monkeypatch.setattr(otlp, "_of_stated", lambda *_: pytest.fail("the records are read twice"))
-    assert decode_message(request, Hints()) == expected
-
-
 def test_of_attributes_with_one_name_in_the_raw_text_that_of_the_key_met_later_stands() -> None:
     pairs = [("body", "a"), ("attributes.body", "b"), ("body", "c"), ("k", "d")]
     request = ExportLogsServiceRequest()
@@ -250,14 +213,15 @@ def test_lines_of_a_stack_trace_are_joined_within_their_resource() -> None:
     lines = [
         {"body": text(line)} for line in ("ERROR boom", "\tat a.b(C.java:1)", "Caused by: x", "INFO next")
     ]
-    assert of_json(*lines).records.texts == ["ERROR boom\n\tat a.b(C.java:1)\nCaused by: x", "INFO next"]
+    joined = framed(of_json(*lines).records)[0]
+    assert joined["raw"].to_list() == ["ERROR boom\n\tat a.b(C.java:1)\nCaused by: x", "INFO next"]
     stated = [{**line, "severityNumber": 9} for line in lines]
-    assert of_json(*stated).records.height == len(lines)
+    assert framed(of_json(*stated).records)[0].height == len(lines)
     other = [
         {"attributes": [{"key": "log.file.path", "value": text(str(i))}], **line}
         for i, line in enumerate(lines)
     ]
-    assert len(of_json(*other).records.messages) == 4
+    assert framed(of_json(*other).records)[0].height == 4
 
 
 def test_the_workload_of_the_request_wins() -> None:

@@ -25,11 +25,13 @@ def test_every_question_of_a_shipper_is_answered_with_the_header_of_the_product(
     assert (answer.body == b"") is (method == "HEAD")
 
 
-def test_the_version_is_the_one_that_clients_shall_see() -> None:
-    answer = preamble("GET", "/", version="8.19.1")
+def test_the_version_is_one_that_clients_accept() -> None:
+    answer = preamble("GET", "/")
     assert answer is not None
     about = json.loads(answer.body)
-    assert about["version"]["number"] == "8.19.1"
+    assert (
+        int(about["version"]["number"].partition(".")[0]) >= 8
+    )  # Filebeat refuses a server older than itself
     assert about["tagline"] == "You Know, for Search"
 
 

@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 from pipeline.errors import BadSetting
-from pipeline.sources.protocols import bulk, hec, journal, lines, loki, otlp
+from pipeline.sources.protocols import bulk, hec, journal, lines, loki, otlp_json
 from pipeline.sources.protocols.contract import Decoded, Hints
 from pipeline.sources.protocols.rules import FILTERS, WorkloadRules, read_rules
 from pipeline.sources.protocols.streams import forward
@@ -132,24 +132,24 @@ def test_a_set_of_hints_is_looked_at_once(read: Read, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("rule = 1", "hold no rule"),
-        ("", "hold no rule"),
+        ("rule = 1", "Expected `array`, got `int`"),
+        ("", "missing required field `rule`"),
         ("[[rule", "are no TOML"),
-        ("x = 1\n[[rule]]\nworkload='a'", "unknown key 'x'"),
-        ("[[rule]]\nworkload = 'a'\nif = 1", "rule 1 of {path} has the unknown key 'if'"),
+        ("x = 1\n[[rule]]\nworkload='a'", "unknown field `x`"),
+        ("[[rule]]\nworkload = 'a'\nif = 1", "unknown field `if` - at `$.rule[0]`"),
         ("[[rule]]\nwhen = {namspace = 'x'}\nworkload = 'a'", "unknown hint 'namspace'; did you mean 'namespace'?"),
         ("[[rule]]\nworkload = '{label.}'", "unknown hint 'label.'"),
         ("[[rule]]\nworkload = '{pod|contoller}'", "unknown filter 'contoller'; known are controller,"),
         ("[[rule]]\nworkload = '{pod'", "'{pod' with a single brace"),
-        ("[[rule]]\nworkload = ''", "has the workload ''"),
-        ("[[rule]]\nworkload = 7", "has the workload 7"),
+        ("[[rule]]\nworkload = ''", "length >= 1 - at `$.rule[0].workload`"),
+        ("[[rule]]\nworkload = 7", "Expected `str`, got `int` - at `$.rule[0].workload`"),
         ("[[rule]]\nwhen = {pod = 7}\nworkload = 'a'", "wants pod to be 7"),
         ("[[rule]]\nwhen = {pod = []}\nworkload = 'a'", "has no text for pod"),
-        ("[[rule]]\nwhen = 'x'\nworkload = 'a'", "has the conditions 'x'"),
-        ("[[rule]]\nname = 1\nworkload = 'a'", "has the name 1"),
+        ("[[rule]]\nwhen = 'x'\nworkload = 'a'", "Expected `object`, got `str` - at `$.rule[0].when`"),
+        ("[[rule]]\nname = 1\nworkload = 'a'", "Expected `str`, got `int` - at `$.rule[0].name`"),
         ("[[rule]]\nworkload = 'a'\n[[rule]]\nworkload = 'b'", "rule 2 of {path} is never asked"),
         (f"[[rule]]\nworkload = '{'a' * 300}'", "300 characters; use at most 200"),
-        ("[[rule]]\nwhen.pod='x'\nworkload = 'a'\n" * 1_001, "1,000 is the limit"),
+        ("[[rule]]\nwhen.pod='x'\nworkload = 'a'\n" * 1_001, "length <= 1000 - at `$.rule`"),
     ],
 )  # fmt: skip
 def test_a_wrong_rule_is_one_sentence_with_the_value_and_the_remedy(
@@ -208,10 +208,10 @@ def of_syslog(body: bytes, hints: Hints) -> Decoded:
 @pytest.mark.parametrize(
     ("decode", "body", "template", "workload"),
     [
-        (otlp.decode_json, otlp_body(k8s_namespace_name="shop", k8s_pod_name="cart-0"), "{namespace}/{pod|controller}", "shop/cart"),
-        (otlp.decode_json, otlp_body(k8s_deployment_name="cart", k8s_pod_label_team="till"), "{label.team}/{app}", "till/cart"),
-        (otlp.decode_json, otlp_body(service_name="cart"), "prod/{workload}", "prod/cart"),
-        (otlp.decode_json, otlp_body(deployment_environment="prod"), "{label.deployment.environment}", "prod"),
+        (otlp_json.decode_json, otlp_body(k8s_namespace_name="shop", k8s_pod_name="cart-0"), "{namespace}/{pod|controller}", "shop/cart"),
+        (otlp_json.decode_json, otlp_body(k8s_deployment_name="cart", k8s_pod_label_team="till"), "{label.team}/{app}", "till/cart"),
+        (otlp_json.decode_json, otlp_body(service_name="cart"), "prod/{workload}", "prod/cart"),
+        (otlp_json.decode_json, otlp_body(deployment_environment="prod"), "{label.deployment.environment}", "prod"),
         (bulk.decode_bulk, documents({"kubernetes": POD}), "{label.team}/{app}", "till/cart"),
         (bulk.decode_bulk, documents({"kubernetes": POD}), "{namespace}/{pod|controller}", "shop/cart"),
         (bulk.decode_bulk, documents({"log": {"file": {"path": "/x.log"}}}), "{label.log.file.path}", "/x.log"),
@@ -237,7 +237,7 @@ def test_every_protocol_gives_its_hints(
 @pytest.mark.parametrize(
     ("decode", "body"),
     [
-        (otlp.decode_json, otlp_body(service_name="cart")),
+        (otlp_json.decode_json, otlp_body(service_name="cart")),
         (bulk.decode_bulk, documents({})),
         (lines.decode_posted, b"x"),
         (loki.decode_push, PUSH),

@@ -117,8 +117,9 @@ def test_stage_ingest_reads_the_header_of_a_message() -> None:
     assert rows["raw"].dtype == pl.String
 
 
-def test_only_times_finer_than_a_second_tell_two_messages_apart() -> None:
-    assert syslog_records([(NEW.encode(), "")]).distinct
+def test_only_microseconds_or_several_moments_tell_requests_apart() -> None:
+    assert not syslog_records([(NEW.encode(), "")]).distinct
+    assert syslog_records([(NEW.replace(".003", ".003001").encode(), "")]).distinct
     assert not syslog_records([(NEW.encode(), ""), (OLD.encode(), "")]).distinct
     whole = NEW.replace(".003", ".000").encode()
     assert syslog_records([(NEW.encode(), ""), (whole, "")]).distinct

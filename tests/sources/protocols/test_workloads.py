@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from pipeline.producer import check_name
+from pipeline.producer import check_workload
 from pipeline.sources.protocols import workloads
 from pipeline.sources.protocols.document_fields import DocumentFields
 
@@ -105,10 +105,12 @@ def test_the_index_of_a_day_names_the_same_workload_every_day(index: str, name: 
     assert workloads.of_index(index) == name
 
 
-@pytest.mark.parametrize("part", ["a\nb\0c", "\ud800", "x" * 100_000, " ", "\u202e\u00a0", "/", "café"])
+@pytest.mark.parametrize(
+    "part", ["a\nb\0c", "*", "a?/b*", "\ud800", "x" * 100_000, " ", "\u202e\u00a0", "/", "café"]
+)
 def test_every_name_is_one_that_the_producer_takes(part: str) -> None:
-    check_name("workload", workloads.joined_name(part, part))
-    check_name("workload", workloads.of_index(part))
+    check_workload(workloads.joined_name(part, part))
+    check_workload(workloads.of_index(part))
 
 
 def test_long_names_that_begin_alike_stay_apart() -> None:

@@ -37,8 +37,9 @@ FLAGS: Final = (
     "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
     "--disable-sync", "--no-first-run",
 )  # fmt: skip
-WIDTHS: Final = (400, 800, 1600)
-THEMES: Final = ("light", "dark")
+# All rules at the narrowest and the widest; at the width between, the colours of the dark theme. Room is
+# measured at each.
+LOOKS: Final = (("light", 400), ("dark", 800), ("light", 1600))
 HEAVIEST: Final = 200 * 1024  # bytes of a page with all that it loads
 LIVE_MS: Final = 3_000
 # Pages of one thing; the others are found in the navigation. Links of `inside` are taken from the page.
@@ -173,17 +174,48 @@ def test_every_page_is_open_to_everybody_in_both_themes_and_at_every_width(
             weight = page.evaluate(WEIGHT)
             if weight > HEAVIEST:
                 troubles.append(f"{url} weighs {weight:,} bytes")
-            page.evaluate(AXE_SCRIPT)
-            for theme in THEMES:
-                rules = COLOURS if theme == "dark" else ()
-                page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
-                for width in WIDTHS:
-                    page.set_viewport_size({"width": width, "height": 900})
-                    where = f"{urlsplit(url).path} {theme} {width}"
-                    troubles += [f"{where}: {found}" for found in page.evaluate(AXE, rules)]
-                    if (over := page.evaluate(TOO_WIDE)) > 0:
-                        troubles.append(f"{where} is {over} px too wide")
+            troubles += found_by_axe(page)
     assert not troubles, "\n".join(dict.fromkeys(troubles))
+
+
+def found_by_axe(page: Page) -> list[str]:
+    """What is wrong with a page in each of LOOKS."""
+    troubles: list[str] = []
+    page.evaluate(AXE_SCRIPT)
+    for theme, width in LOOKS:
+        page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+        page.set_viewport_size({"width": width, "height": 900})
+        where = f"{urlsplit(page.url).path} {theme} {width}"
+        rules = COLOURS if theme == "dark" else ()
+        troubles += [f"{where}: {found}" for found in page.evaluate(AXE, rules)]
+        if (over := page.evaluate(TOO_WIDE)) > 0:
+            troubles.append(f"{where} is {over} px too wide")
+    return troubles
+
+
+def test_what_was_never_said_before_is_folded_and_read_by_keys(
+    console: Console, visit: BrowserContext
+) -> None:
+    troubles: list[str] = []
+    with opened(visit, console.url, troubles) as page:
+        keys, fold = page.keyboard, page.locator("details", has_text="Never said before (1)")
+
+        def down() -> None:
+            for _ in range(page.locator("[data-row]").count() + 1):
+                keys.press("j")
+
+        down()
+        assert fold.locator(".on").count() == 0  # what is folded is passed over
+        fold.locator("summary").focus()
+        keys.press("Enter")
+        assert "never seen in 900 lines" in fold.locator("li").inner_text()
+        troubles += found_by_axe(page)
+        down()
+        assert fold.locator(".on").count() == 1
+        keys.press("Enter")
+        page.wait_for_url("**/lines/said-0?at=*")
+        assert "array is lost" in page.locator("#here").inner_text()
+    assert not troubles, "\n".join(troubles)
 
 
 class _Tags(HTMLParser):

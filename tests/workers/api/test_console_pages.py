@@ -1,11 +1,13 @@
 """Pages of the console beyond the first: what they show, to whom, and what their forms change."""
 
+import asyncio
 import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from html import unescape
+from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -20,6 +22,7 @@ from small_backfills import put_backfills
 from small_bundles import ONE, TWO, put
 
 from pipeline.drain.templates import Template, pack_template
+from pipeline.errors import AnswerCancelled
 from pipeline.gpu.pool import Pool
 from pipeline.ledger.ledger import Ledger
 from pipeline.marks.marks import State, Target
@@ -27,8 +30,9 @@ from pipeline.marks.store import Marks
 from pipeline.models.bundle import SEQUENCES
 from pipeline.models.registry import Registry
 from pipeline.records.delivery import Meta
+from pipeline.records.left_out import LeftOut
 from pipeline.records.schema import RESULT_SCHEMA
-from pipeline.redis.connection import connect
+from pipeline.redis.connection import connect, now_ms
 from pipeline.redis.keys import Keys
 from pipeline.service.access.audit import read_audit
 from pipeline.service.access.console_sessions import ConsoleSessions
@@ -44,8 +48,10 @@ from pipeline.watching.incidents.live import IncidentEvent, Incidents
 from pipeline.watching.rates.rates import Rates
 from pipeline.watching.sessions.model import SessionModel, dump
 from pipeline.workers.api.changes import ChangeFeed
+from pipeline.workers.api.console.asks import the_news
 from pipeline.workers.api.console.rates import PARTS, HeatPart, heat_row
 from pipeline.workers.api.console.sending import ORDER
+from pipeline.workers.api.console.views import console_templates
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 MARKUP = "<script>alert(1)</script> \x1b[31mred \u202e"
@@ -54,6 +60,10 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 TOKEN = re.compile(r'name="token" value="([0-9a-f]{32})"')
 NOW = datetime.now(UTC).replace(microsecond=0)
 LONG_AGO = NOW - timedelta(days=40)
+# Spans of a URL that end with the newest line: "30m" would count from the moment of the request, which comes
+# much later in a long run.
+END, HALF, HOUR = (f"{NOW - timedelta(minutes=ago):%Y-%m-%dT%H:%M:%SZ}" for ago in (0, 30, 60))
+HALVES = f"a={HALF}..{END}&b={HOUR}..{HALF}"
 LIGHT = 160 * 1024  # bytes of a page without its scripts and styles, which are 36 KB when packed
 
 
@@ -143,6 +153,7 @@ def _fill(settings: Settings, client: "redis.Redis") -> None:
         row(
             n, f"k{n % 3}", timestamp=NOW - timedelta(seconds=2 * n), workload=f"shop/{'web' if n % 2 else 'db'}",
             template_id=1 if n < 900 else 2, message=f"line {n} {MARKUP} trace_id={TRACE if n % 700 == 0 else n}",
+            anomalous=n == 7, reasons=["never-said:900 line"] if n == 7 else ["rare:1/9"],
         )
         for n in range(2_500)
     ]  # fmt: skip
@@ -202,14 +213,16 @@ def put_dead_batches(place: Place, *ids: str) -> None:
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("/compare", ("4 patterns compared", "shop/web", "New", "Gone")),
-        ("/compare?a=30m&b=1h..30m&workload=shop/web&other=shop/db", ("shop/web", "2 patterns compared")),
+        ("/", ("Never said before (1)", "line 7 ", "never seen in 900 lines; usually “line”", "/lines/k1-7?at=")),
+        ("/compare", ('name="a" value="1h"',)),
+        ("/compare?{HALVES}", ("4 patterns compared", "shop/web", "New", "Gone")),
+        ("/compare?{HALVES}&workload=shop/web&other=shop/db", ("shop/web", "2 patterns compared")),
         ("/compare?a=2025-01-01..2025-01-02", ("No line lies in A or in B",)),
         ("/rates", ("shop/web", "1,250", "cell", "has stopped")),
         ("/rates?workload=shop/web", ("The course of shop/web", "data-high=", "; usual: ")),
         ("/rates?workload=shop/db", ("The course of shop/db", "No band")),
         ("/rates?since=2025-01-01&until=2025-01-02", ("No line of the last", "show that day")),
-        ("/units?by=workload", ("Which unit is sick?", "shop/web", "shop/db", "2 units")),
+        ("/units?by=workload&since={HOUR}&until={END}", ("Which unit is unusual?", "shop/web", "shop/db", "2 units")),
         ("/units?since=2025-01-01&until=2025-01-02", ("No line of this span names a service", "show that day")),
         ("/sessions", ("No odd session", "block ids of HDFS")),
         (f"/sessions?key={TRACE}", ("4 records in 1 workload", "No verdict is stored", TRACE, "nearest normal session of shop/db", "missing", "60 learnt sessions")),
@@ -229,7 +242,7 @@ def put_dead_batches(place: Place, *ids: str) -> None:
     ],
 )  # fmt: skip
 def test_a_page_shows_what_is_known(local: Person, path: str, words: tuple[str, ...]) -> None:
-    body = local.page(path)
+    body = local.page(path.format(HALVES=HALVES, HOUR=HOUR, END=END))
     assert [word for word in words if word not in body] == [], body
     assert "<script>alert" not in body and "\x1b" not in body and "\u202e" not in body
     assert " style=" not in body and not re.search(r"\son[a-z]+=", body)
@@ -252,6 +265,7 @@ def test_a_silenced_incident_stands_apart_until_somebody_ends_that(place: Place,
     assert (status, where) == (303, "/")
     now, listed, kept = local.page("/"), local.page("/incidents?state=silenced"), local.page("/silences")
     assert "1 incident silenced" in now and "T1 has stopped" not in now
+    assert "Calm" in now and "1 incident silenced or snoozed" in now and "the last incident ended" not in now
     assert (
         "T1 has stopped" in listed
         and "maintenance &lt;b&gt;" in kept
@@ -309,6 +323,23 @@ def test_pages_of_much_text_are_cut_with_links_to_the_rest(place: Place, local: 
         assert len(body) < LIGHT and f"Page {page} of 6" in body
         found |= set(re.findall(r"/patterns/(T1\d{3})", body))
     assert len(found) == 345 and 'page=1#new">page 1</a>' in body
+
+
+def test_lines_of_a_broken_clock_stand_behind_a_link(place: Place, local: Person) -> None:
+    made = [
+        row(n, "clock", timestamp=NOW + timedelta(days=3 * n), workload="late/clock", message=f"tick {n}")
+        for n in range(2)
+    ]
+    parquet_of(place.settings).write("clock", pl.DataFrame(made, schema=RESULT_SCHEMA))
+    try:
+        page = local.page("/lines?workload=late/clock")
+        link = re.search(r'more than a day ahead of the clock. <a href="([^"]*)"', page)
+        assert link and "tick 0" in page and "tick 1" not in page
+        there = local.page(unescape(link[1]))
+        assert "tick 1" in there and "ahead of the clock" not in there
+    finally:
+        parquet_of(place.settings).remove("clock", "late/clock")
+    assert "ahead of the clock" not in local.page("/lines?workload=shop/web")
 
 
 def test_lines_of_a_filter_are_downloaded(place: Place, local: Person) -> None:
@@ -381,7 +412,7 @@ def test_a_page_that_is_written_once_has_a_nonce_and_a_token_for_each(place: Pla
 
 
 def test_log_text_is_shown_as_text(local: Person) -> None:
-    for path in ("/compare?a=30m&b=1h..30m", "/rates", f"/sessions?key={TRACE}"):
+    for path in (f"/compare?{HALVES}", "/rates", f"/sessions?key={TRACE}"):
         body = local.page(path)
         assert SHOWN in body and "&lt;U+202E&gt;" in body, path
 
@@ -429,6 +460,24 @@ def test_scopes_decide_what_is_seen_and_done(place: Place) -> None:
     assert place.actions() == before
     for name in ("reads", "operates"):
         SenderKeys(place.client, place.settings).revoke(name)
+
+
+def test_the_page_of_the_pipeline_says_what_was_lost_and_whose_lines_were_left_out(
+    place: Place, local: Person
+) -> None:
+    keys = Keys(place.settings.redis.key_prefix)
+    key = keys.watching("left_out")
+    place.client.hset(keys.counts, "source_lost", 7)
+    place.client.hset(key, "shop/web", LeftOut(ahead=12, lead=120).pack(now_ms(place.client)))
+    sentence = "shop/web: 12 lines are up to 2.0 h ahead of the clock; is it the time zone?"
+    try:
+        # Pages share an answer for a moment.
+        assert wait_until(lambda: sentence in local.page("/pipeline/moving"), timeout_s=10)
+        lost = "Lost so far: 7 records that Kafka or NATS removed before they were read."
+        assert lost in local.page("/pipeline/moving")
+    finally:
+        place.client.delete(key)
+        place.client.hdel(keys.counts, "source_lost")
 
 
 def test_a_key_of_some_workloads_sees_these_alone(place: Place, local: Person) -> None:
@@ -618,6 +667,18 @@ def test_a_heat_row_shows_gaps_and_silence() -> None:
     shown, silent = shades({0: 5, 1: 5})
     assert shown.split()[2:] == ["gap"] * (PARTS - 2) and silent == parts[1].until
     assert shades({})[0].split() == ["before"] * PARTS
+
+
+def test_the_first_page_does_not_fail_where_news_take_too_long() -> None:
+    async def cancelled(*_: object, **_how: object) -> None:
+        raise AnswerCancelled("the answer takes longer than 30 s")
+
+    api: Any = SimpleNamespace(client=None, settings=None, shared_stored=cancelled)
+    request: Any = SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace(api=api)))
+    visitor: Any = SimpleNamespace(asker=SimpleNamespace(only=()))
+    assert asyncio.run(the_news(request, visitor)) is None
+    bits = console_templates().get_template("_bits.html").module
+    assert "is not known now" in bits.not_known("What was never said before")  # type: ignore[attr-defined]
 
 
 def test_the_page_of_sending_has_each_snippet() -> None:

@@ -7,31 +7,41 @@ import subprocess
 from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import redis
 from api_process import Console, console
 from intake_process import free_port
 from polling import wait_until
+from starlette.datastructures import Headers
 
 from pipeline.errors import BadSetting
 from pipeline.redis.keys import Keys
+from pipeline.service.access.keys import SenderKeys
 from pipeline.settings import Settings
+from pipeline.settings.listeners import Listener
 from pipeline.settings.proxies import parse_proxies
+from pipeline.workers.api.access import Asker, Doorkeeper
+from pipeline.workers.api.problems import AskRefused
 
+PAIR = "user: Remote-User, groups: Remote-Groups"
+FORWARDED = "user: X-Forwarded-User, groups: X-Forwarded-Groups"
 TOKEN = re.compile(rb'name="token" value="([0-9a-f]{32})"')
 
 
 def test_networks_and_roles_are_read() -> None:
-    found = parse_proxies("10.1.0.0/16, fd00::5, *=read, sre=operate,the=team=admin")
+    found = parse_proxies(PAIR + ", 10.1.0.0/16, fd00::5, *=read, sre=operate,the=team=admin")
+    assert (found.user, found.groups) == ("Remote-User", "Remote-Groups")
     assert [found.trusts(a) for a in ("10.1.2.3", "::ffff:10.1.2.3", "10.2.0.1", "fd00::5", "no address")] == [
         True, True, False, True, False,
     ]  # fmt: skip
     assert [found.scope_of(groups) for groups in ([], ["x"], ["sre"], ["sre", "the=team"])] == [
         "read", "read", "operate", "admin",
     ]  # fmt: skip
-    assert parse_proxies("10.0.0.1").scope_of([]) == "read"
-    assert parse_proxies("10.0.0.1, sre=read").scope_of([]) is None
+    assert parse_proxies("10.0.0.1, user:Remote-User").scope_of([]) == "read"
+    assert parse_proxies(f"10.0.0.1, sre=read, {PAIR}").scope_of([]) is None
     assert not parse_proxies("").trusts("127.0.0.1")
 
 
@@ -46,12 +56,51 @@ def test_networks_and_roles_are_read() -> None:
 )
 def test_wrong_ones_are_named(text: str, named: str) -> None:
     with pytest.raises(BadSetting, match=named):
-        Settings(api_proxies=text)
+        Settings(api_proxies=f"{PAIR}, {text}")
+
+
+@pytest.mark.parametrize(
+    "headers", ["*=read", "groups: Remote-Groups", "user: Remote User", "users: Remote-User"]
+)
+def test_a_proxy_without_the_header_of_its_users_is_refused(headers: str) -> None:
+    with pytest.raises(BadSetting, match="user: Remote-User, groups: Remote-Groups"):
+        Settings(api_proxies=f"10.0.0.1, {headers}")
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"X-Forwarded-User": "ann", "X-Auth-Request-User": "ann", "X-Forwarded-Email": "ann"},
+        {"X-Forwarded-Groups": "sre", "X-Auth-Request-Groups": "sre", "Groups": "sre"},
+    ],
+)
+def test_headers_that_the_proxy_does_not_set_count_for_nothing(
+    settings: Settings, client: "redis.Redis", forged: dict[str, str]
+) -> None:
+    door = Doorkeeper(
+        keys=SenderKeys(client, settings),
+        listener=Listener.parse("http://127.0.0.1:4380", setting="api"),
+        proxies=parse_proxies(f"127.0.0.1,staff=read,sre=admin,{PAIR}"),
+    )
+
+    def named(*headers: tuple[str, str]) -> Asker | None:
+        raw = [(name.lower().encode(), value.encode()) for name, value in headers]
+        request: Any = SimpleNamespace(client=SimpleNamespace(host="127.0.0.1"), headers=Headers(raw=raw))
+        return door.proxied(request)
+
+    own = [("Remote-User", "bob"), ("Remote-Groups", "staff")]
+    honest, other = named(*own), named(*own, *forged.items())
+    assert honest is not None and other is not None
+    assert (other.name, other.key.scopes) == (honest.name, honest.key.scopes) == ("bob", ("read",))
+    assert named(*forged.items()) is None
+    for twice in (("Remote-Groups", "sre"), ("Remote-User", "ann")):
+        with pytest.raises(AskRefused, match="comes twice"):
+            named(*own, twice)
 
 
 @pytest.fixture
 def trusting(settings: Settings) -> Iterator[Console]:
-    with console(settings, LOGWEIR_API_PROXIES="127.0.0.0/8,staff=read,sre=mark") as found:
+    with console(settings, LOGWEIR_API_PROXIES=f"127.0.0.0/8,staff=read,sre=mark,{FORWARDED}") as found:
         yield found
 
 
@@ -102,7 +151,7 @@ def test_nobody_else_names_a_user(settings: Settings, client: "redis.Redis") -> 
 
     settings.data.dir.mkdir(parents=True, exist_ok=True)
     make_own_key(settings.data.dir)
-    with console(settings, LOGWEIR_API_PROXIES="10.0.0.0/8,*=admin") as found:
+    with console(settings, LOGWEIR_API_PROXIES=f"10.0.0.0/8,*=admin,{FORWARDED}") as found:
         for forged in ({}, {"X_Forwarded_For": "10.0.0.1"}, {"Forwarded": "for=10.0.0.1"}):
             status, _, _ = found.ask("/", X_Forwarded_User="ann", **forged)
             assert status == 303

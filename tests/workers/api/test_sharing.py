@@ -1,6 +1,7 @@
 """Answers that many open pages share."""
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -12,10 +13,13 @@ from pipeline.errors import RedisUnavailable
 from pipeline.service.access.keys import SenderKey, SenderKeys
 from pipeline.settings import Settings
 from pipeline.settings.listeners import Listener
-from pipeline.workers.api import changes, sharing
+from pipeline.workers.api import asking, changes, sharing
 from pipeline.workers.api.access import Asker, Doorkeeper, while_admitted
 from pipeline.workers.api.changes import ChangeFeed, SharedFeed
+from pipeline.workers.api.problems import AskRefused
 from pipeline.workers.api.sharing import PAGES, SharedAnswers
+
+LISTENER = Listener.parse("http://127.0.0.1:4380", setting="api")
 
 
 class Asked:
@@ -37,6 +41,67 @@ def with_loop(work: Callable[[], Awaitable[Any]]) -> Any:
         return await asyncio.wait_for(work(), 20)
 
     return asyncio.run(run())
+
+
+class SlowEngine:
+    """Answers once `go` is set; `cancel` ends a question."""
+
+    def __init__(self) -> None:
+        self.go, self.cancelled = threading.Event(), False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self.go.set()
+
+    def close(self) -> None:
+        pass
+
+
+class Tab:
+    """A request whose client may go away."""
+
+    def __init__(self) -> None:
+        self.gone = asyncio.Event()
+
+    async def receive(self) -> dict[str, str]:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+
+def test_a_client_that_goes_away_ends_its_own_question_and_no_shared_one(
+    settings: Settings, client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines: list[SlowEngine] = []
+
+    def engine(*_: object, **_how: object) -> SlowEngine:
+        engines.append(SlowEngine())
+        return engines[-1]
+
+    def ask(answers: Any) -> str:
+        answers.go.wait(10)
+        return "lines"
+
+    monkeypatch.setattr(asking, "answers_of", engine)
+
+    async def work() -> None:
+        keys = SenderKeys(client, settings)
+        api = asking.Api(client, settings, Doorkeeper(keys=keys, listener=LISTENER), keys)
+        tab: Any = Tab()
+        own = asyncio.create_task(api.stored(tab, ask))
+        pages = [asyncio.create_task(api.shared_stored("q", ask)) for _ in range(2)]
+        while len(engines) < 2:
+            await asyncio.sleep(0.01)
+        tab.gone.set()
+        with pytest.raises(AskRefused, match="went away"):
+            await own
+        pages[0].cancel()
+        await asyncio.wait(pages[:1])
+        (shared,) = (one for one in engines if not one.cancelled)
+        shared.go.set()
+        assert await pages[1] == "lines"
+        await api.close()
+
+    with_loop(work)
 
 
 def test_pages_that_ask_together_ask_once() -> None:
@@ -223,3 +288,42 @@ def test_clients_that_go_away_while_news_come_keep_nobody_else_from_hearing() ->
         return await asyncio.wait_for(staying, 2)
 
     assert asyncio.run(lives())
+
+
+def test_an_answer_that_is_not_fresh_is_forgotten_although_nobody_asks_again() -> None:
+    async def work() -> None:
+        shared, asked = SharedAnswers(), Asked()
+        asked.go.set()
+        assert await shared.ask("q", asked, fresh_s=0.02) == 1
+        assert len(shared._asked) == 1
+        async with asyncio.timeout(10):
+            while shared._asked:
+                await asyncio.sleep(0.01)
+
+    with_loop(work)
+
+
+def test_an_answer_outlives_the_one_before_it() -> None:
+    """The end of an older answer takes no newer one with it."""
+
+    async def work() -> None:
+        shared, asked = SharedAnswers(), Asked()
+        asked.go.set()
+        assert await shared.ask("q", asked, fresh_s=0.02) == 1
+        shared.forget("q")
+        assert await shared.ask("q", asked, fresh_s=60) == 2
+        await asyncio.sleep(0.1)
+        assert await shared.ask("q", asked, fresh_s=60) == 2
+
+    with_loop(work)
+
+
+def test_a_question_of_many_words_is_answered_and_not_kept() -> None:
+    async def work() -> None:
+        shared, asked = SharedAnswers(), Asked()
+        asked.go.set()
+        question = ("lines", "x" * sharing.MOST_QUESTION)
+        assert [await shared.ask(question, asked), await shared.ask(question, asked)] == [1, 2]
+        assert not shared._asked
+
+    with_loop(work)

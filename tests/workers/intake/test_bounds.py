@@ -1,8 +1,6 @@
 """Bounds of a request: time, size, memory, connections."""
 
 import asyncio
-import gzip
-import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,7 +17,10 @@ from pipeline.redis.connection import connect
 from pipeline.service.access.keys import SenderKeys
 from pipeline.settings import Settings
 from pipeline.settings.listeners import Listener
-from pipeline.workers import http_server, sockets
+from pipeline.workers import http_server
+from pipeline.workers.bounds import connection_budget
+from pipeline.workers.bounds.byte_budget import ByteBudget
+from pipeline.workers.bounds.connection_budget import ConnectionBudget
 from pipeline.workers.intake import bodies
 from pipeline.workers.intake.bodies import Room, receive_body
 from pipeline.workers.intake.door import Door
@@ -75,21 +76,12 @@ def test_bodies_of_all_requests_share_one_room() -> None:
     assert refused(lambda: pieces(b"12345678"), room=Room(limit=7)) is Refusal.FULL
 
 
-@pytest.mark.parametrize("cut", [0, 1])
-def test_every_member_of_a_gzip_body_is_read_and_a_cut_one_is_refused(cut: int) -> None:
-    body = gzip.compress(b"one ") + gzip.compress(b"") * 2_000 + gzip.compress(b"two")
-    if not cut:
-        assert bodies.decompressed(body, "gzip") == b"one two"
-        return
-    with pytest.raises(RequestRefused) as caught:
-        bodies.decompressed(body[:-cut], "gzip")
-    assert caught.value.kind is Refusal.UNDECODABLE
-
-
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
-def on_a_server(settings: Settings, use: Any, *, at: str = "http://127.0.0.1:0") -> Any:
+def on_a_server(
+    settings: Settings, use: Any, *, at: str = "http://127.0.0.1:0", room: ByteBudget | None = None
+) -> Any:
     ledger = Ledger(connect(settings), settings)
     listener = Listener.parse(at)
     with listener_socket(listener) as opened:
@@ -97,6 +89,8 @@ def on_a_server(settings: Settings, use: Any, *, at: str = "http://127.0.0.1:0")
         async def run() -> Any:
             door = Door(Producer(ledger, Submit(None, ledger.client, settings), settings))
             service = Service(door=door, keys=SenderKeys(ledger.client, settings))
+            if room is not None:
+                service.budget = ConnectionBudget(room)
             server = server_of(listener, service, opened=opened)
             await server.start()
             try:
@@ -124,7 +118,7 @@ def test_a_connection_that_says_nothing_is_cut(settings: Settings, monkeypatch: 
 def test_one_connection_too_many_is_turned_away_and_the_others_go_on(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "most_connections", lambda: 1)
+    monkeypatch.setattr(ConnectionBudget, "limit", 1)
 
     async def use(address: tuple[str, int]) -> bytes:
         reader, writer = await asyncio.open_connection(*address)
@@ -146,8 +140,7 @@ def test_who_only_connects_takes_no_place_from_others(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sender that has asked before keeps its connection, while some without a request are closed."""
-    monkeypatch.setattr(http_server, "most_connections", lambda: 20)
-    monkeypatch.setattr(http_server, "_CLOSED_AT_ONCE", 2)
+    monkeypatch.setattr(ConnectionBudget, "limit", 20)
 
     async def use(address: tuple[str, int]) -> list[bytes]:
         reader, writer = await asyncio.open_connection(*address)
@@ -187,6 +180,67 @@ def test_a_listener_speaks_tls_with_its_files_and_refuses_others_in_a_sentence(
 
 
 def test_the_bound_of_connections_leaves_files_for_other_things() -> None:
-    assert 16 <= http_server.most_connections() <= sockets.MOST_CONNECTIONS
-    with socket.create_server(("127.0.0.1", 0)):
-        assert http_server.most_connections() > 0
+    assert 8 <= ConnectionBudget().limit <= connection_budget.MOST_CONNECTIONS
+
+
+def test_a_head_without_an_end_is_refused(settings: Settings) -> None:
+    async def use(address: tuple[str, int]) -> bytes:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n")
+        async with asyncio.timeout(20):
+            for _ in range(5):
+                writer.write(b"X-Long: " + b"x" * 20_000 + b"\r\n")
+                await writer.drain()
+                await asyncio.sleep(0.05)
+            answer = await reader.read()
+        writer.close()
+        return answer
+
+    assert on_a_server(settings, use).startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_head_that_comes_in_pieces_is_answered_whatever_came_before_it(settings: Settings) -> None:
+    """A long body and the beginning of the next head may come at once."""
+    body = b"one line\n" * 30_000
+    post = b"POST /api/v1/lines?workload=w HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(
+        body
+    )
+
+    async def use(address: tuple[str, int]) -> bytes:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(post + body + HEALTH[:20])
+        await asyncio.sleep(0.2)
+        writer.write(HEALTH[20:])
+        answers = await reader.read()
+        writer.close()
+        return answers
+
+    answers = on_a_server(settings, use)
+    assert answers.count(b"HTTP/1.1 200") == 2, answers
+
+
+def test_heads_that_do_not_end_share_the_memory_of_all_listeners(settings: Settings) -> None:
+    """The one that began first gives way, and a sender is answered."""
+    budget = ByteBudget(limit=100_000)
+    said = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Long: "
+
+    async def use(address: tuple[str, int]) -> tuple[bytes, bytes]:
+        held = []
+        for _ in range(4):
+            held.append(await asyncio.open_connection(*address))
+            held[-1][1].write(said)
+            await asyncio.sleep(0.05)
+            held[-1][1].write(b"x" * 40_000)
+            await asyncio.sleep(0.05)
+        assert budget.held <= budget.limit
+        gone = await held[0][0].read()
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(HEALTH)
+        answer = await reader.read()
+        for _, one in [*held, (reader, writer)]:
+            one.close()
+        return gone, answer
+
+    gone, answer = on_a_server(settings, use, room=budget)
+    assert gone == b"" and answer.startswith(b"HTTP/1.1 200")
+    assert budget.held == 0

@@ -84,7 +84,8 @@ def test_requests_of_a_moment_become_one_batch_whatever_their_workloads(settings
 def test_a_lone_request_does_not_wait_for_a_window(settings: Settings) -> None:
     async def use(door: Door) -> float:
         await door.take(decoded("warm"), sender=SENDER)  # loads the script
-        door._windows[id(door.producer)].committed = float("-inf")
+        assert door._window is not None
+        door._window.committed = float("-inf")
         began = time.monotonic()
         await door.take(decoded("x"), sender=SENDER)
         return time.monotonic() - began
@@ -99,7 +100,8 @@ def test_commits_of_few_records_and_those_of_a_pipeline_that_lags_are_further_ap
         pauses = []
         for records in (1, 500, *[1_000] * 17):
             await door.take(decoded(*map(str, range(records))), sender=SENDER)
-            window = door._windows[id(door.producer)]
+            window = door._window
+            assert window is not None
             window.committed = float("-inf")
             pauses.append(window.pause_s)
         return pauses
@@ -471,3 +473,23 @@ def test_requests_that_wait_for_their_turn_come_to_the_window_that_ends(settings
 
     with_door(settings, use)
     assert (accepted(settings), batches(settings)) == (3, 1)
+
+
+def test_a_request_is_answered_whatever_the_wait_for_a_full_pipeline_raises(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(door: Door) -> tuple[object, int]:
+        door.producer.send(["one"], workload="w", batch_id="b")  # the pipeline is full now
+
+        def broken() -> None:
+            raise OSError(24, "Too many open files")
+
+        monkeypatch.setattr(door.producer.ledger.intake, "full", broken)
+        async with asyncio.timeout(10):
+            with pytest.raises(OSError, match="Too many open files"):
+                await door.take(decoded("two"), sender=SENDER)
+            again = asyncio.gather(door.take(decoded("three"), sender=SENDER), return_exceptions=True)
+            return (await again)[0], door.held
+
+    error, held = with_door(settings.replace(max_pending_batches=1), use)
+    assert isinstance(error, OSError) and held == 0

@@ -15,7 +15,6 @@ from intake_servers import TIMEOUT_S, MemoryDoor, listening, serving
 from polling import wait_until
 
 from pipeline.records.delivery import NO_IDENTITY
-from pipeline.workers.intake import forward_server
 from pipeline.workers.intake.forward_server import ForwardServer
 
 AT = 1_795_168_800
@@ -132,17 +131,23 @@ def test_a_malformed_message_closes_its_connection_and_no_other(
 
 
 def test_large_messages_of_many_connections_are_bounded_together(
-    door: MemoryDoor, server: ForwardServer, monkeypatch: pytest.MonkeyPatch
+    door: MemoryDoor, server: ForwardServer
 ) -> None:
-    monkeypatch.setattr(forward_server, "MOST_UNFINISHED", 150_000)
+    """The one that began first gives way, and a message that ends is taken."""
+    held = server.budget.held
+    held.limit = 150_000
     large = msgpack.packb(["shop", bytes(200_000)])
-    with structlog.testing.capture_logs(), Forwarder(server.address) as first:
+    with Forwarder(server.address) as first, Forwarder(server.address) as second:
         first.socket.sendall(large[:100_000])
-        assert wait_until(lambda: server._unfinished == 100_000, timeout_s=TIMEOUT_S, poll_s=0.01)
-        with Forwarder(server.address) as second, contextlib.suppress(ConnectionError):
-            second.socket.sendall(large[:100_000])
-            assert second.receive() is None
-        assert wait_until(lambda: server._unfinished == 100_000, timeout_s=TIMEOUT_S, poll_s=0.01)
+        assert wait_until(lambda: held.held == 100_000, timeout_s=TIMEOUT_S, poll_s=0.01)
+        second.socket.sendall(large[:100_000])
+        with contextlib.suppress(ConnectionError):
+            assert first.receive() is None
+        assert wait_until(lambda: held.held == 100_000, timeout_s=TIMEOUT_S, poll_s=0.01)
+        with Forwarder(server.address) as third:
+            third.send(["shop", [[AT, {"log": "x"}]], {"chunk": "abc"}])
+            assert third.receive() == {"ack": "abc"}
+    assert wait_until(lambda: held.held == 0, timeout_s=TIMEOUT_S, poll_s=0.01)
 
 
 def test_a_client_must_show_the_shared_key(door: MemoryDoor) -> None:

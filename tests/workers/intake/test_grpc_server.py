@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ import pytest
 import structlog
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
-from intake_servers import MemoryDoor, serving
+from intake_servers import TIMEOUT_S, MemoryDoor, serving
 from opentelemetry._logs import LogRecord, SeverityNumber
 from opentelemetry.exporter.otlp.proto.grpc._log_exporter import OTLPLogExporter
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
@@ -23,11 +24,14 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import SimpleLogRecordProcessor
 from opentelemetry.sdk.resources import Resource
+from polling import wait_until
 from tls_redis import Certificates
 
 from pipeline.service.access.keys import SenderKey, key_digest
-from pipeline.workers.intake import grpc_server
-from pipeline.workers.intake.grpc_server import EXPORT, GrpcServer
+from pipeline.workers.bounds.connection_budget import ConnectionBudget
+from pipeline.workers.intake.bodies import Room
+from pipeline.workers.intake.otlp_grpc import grpc_server
+from pipeline.workers.intake.otlp_grpc.grpc_server import EXPORT, GrpcServer
 from pipeline.workers.intake.refusals import Refusal, RequestRefused
 from pipeline.workers.sockets import TlsFiles
 
@@ -196,6 +200,80 @@ def test_a_key_is_asked_for_in_the_metadata(door: MemoryDoor) -> None:
         assert door.tries == 0
         emit(server, "payment failed", headers={"authorization": "Bearer lw_secret"})
     assert [sender.key for *_, sender in door.requests] == ["edge"]
+
+
+def unsent(server: GrpcServer) -> grpc.StatusCode:
+    """How a request ends whose message never comes."""
+    ended = threading.Event()
+
+    def messages() -> Iterator[bytes]:
+        ended.wait(TIMEOUT_S)
+        yield from ()
+
+    with grpc.insecure_channel(target(server)) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.stream_unary(EXPORT)(messages(), timeout=TIMEOUT_S)
+        ended.set()
+    return caught.value.code()
+
+
+def test_the_key_is_looked_at_before_the_message_comes(door: MemoryDoor) -> None:
+    server = GrpcServer(door, with_key)
+    with serving(server, server.start("127.0.0.1", 0)):
+        assert unsent(server) is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_message_that_does_not_come_is_given_up_and_its_memory_is_free_again(
+    door: MemoryDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_server, "SLOW_S", 0.2)
+    room = Room()
+    server = GrpcServer(door, anyone, room=room)
+    with serving(server, server.start("127.0.0.1", 0)), structlog.testing.capture_logs():
+        began = time.monotonic()
+        assert unsent(server) is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert time.monotonic() - began < TIMEOUT_S / 2  # the server's deadline and not the client's
+        assert wait_until(lambda: room.held == 0, timeout_s=TIMEOUT_S)
+
+
+def test_a_message_is_refused_while_other_listeners_hold_all_memory(door: MemoryDoor) -> None:
+    server = GrpcServer(door, anyone, room=Room(limit=grpc_server.MOST_BYTES - 1))
+    with serving(server, server.start("127.0.0.1", 0)):
+        assert refused(server, request("x")).code() is grpc.StatusCode.UNAVAILABLE
+    assert door.tries == 0
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # and empty settings
+
+
+@pytest.mark.parametrize("said", [b"", PREFACE], ids=["silent", "idle"])
+def test_connections_without_requests_keep_no_sender_out(door: MemoryDoor, said: bytes) -> None:
+    budget = ConnectionBudget(most=8)
+    server = GrpcServer(door, anyone, budget=budget)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(serving(server, server.start("127.0.0.1", 0)))
+        kept = stack.enter_context(grpc.insecure_channel(target(server))).unary_unary(EXPORT)
+        kept(request("first"), timeout=TIMEOUT_S)
+        for _ in range(20):
+            one = stack.enter_context(socket.create_connection(server.address, TIMEOUT_S))
+            one.sendall(said)
+            if said:
+                with contextlib.suppress(ConnectionError):
+                    one.recv(9)  # the settings of HTTP/2, so that it has begun
+        emit(server, "of a new sender")
+        kept(request("last"), timeout=TIMEOUT_S)
+    assert len(door.requests) == 3
+    assert {sender.peer for *_, sender in door.requests} == {"127.0.0.1"}
+
+
+def test_the_folder_of_a_listener_goes_with_it(door: MemoryDoor) -> None:
+    server = GrpcServer(door, anyone)
+    with serving(server, server.start("127.0.0.1", 0)):
+        assert server._front is not None
+        folder = Path(server._front.inner.removeprefix("unix:")).parent
+        emit(server, "one")
+        assert [path.name for path in folder.iterdir()] == ["s"]
+    assert not folder.exists()
 
 
 def test_tls_asks_for_a_certificate_where_a_client_ca_is_named(door: MemoryDoor, tmp_path: Path) -> None:

@@ -15,8 +15,12 @@ import zstandard
 from google.rpc.status_pb2 import Status
 from intake_process import Intake, running_intake
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from polling import wait_until
 
+from pipeline.redis.connection import connect
+from pipeline.service.senders import read_senders
 from pipeline.settings import Settings
+from pipeline.workers.intake.exchange import MOST_ADDRESS
 
 pytestmark = pytest.mark.long  # starts processes
 
@@ -138,7 +142,7 @@ def test_a_body_is_decompressed(intake: Intake, workload: str, encoding: str, pa
 def test_an_unknown_or_damaged_encoding_is_refused(intake: Intake) -> None:
     assert intake.ask("/lines", b"x", Content_Encoding="br").status == 415
     damaged = intake.ask("/lines", b"no gzip", Content_Encoding="gzip")
-    assert damaged.status == 400 and "no gzip" in damaged.json["error"]
+    assert damaged.status == 400 and "not readable as gzip" in damaged.json["error"]
     assert intake.ask("/lines", gzip.compress(b"x" * 99)[:-9], Content_Encoding="gzip").status == 400
 
 
@@ -286,3 +290,14 @@ def test_the_intake_needs_neither_polars_nor_torch_nor_tasks() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_an_address_that_a_header_gives_is_counted_under_its_beginning(intake: Intake, workload: str) -> None:
+    path = f"/api/v1/lines?workload={workload}"
+    assert intake.ask(path, b"one\n", X_Forwarded_For="9" * 5_000).status == 200
+    client = connect(intake.settings)
+
+    def counted() -> bool:
+        return any(one.peer == "9" * MOST_ADDRESS for one in read_senders(client, intake.settings))
+
+    assert wait_until(counted, timeout_s=20)

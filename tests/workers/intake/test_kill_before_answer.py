@@ -15,7 +15,7 @@ from pipeline.settings import Settings
 from pipeline.workers.intake.door import Door
 
 CHUNK = msgpack.packb(["shop", [[1_795_168_800, {"log": "order 1 failed"}]], {"chunk": "abc"}])
-MESSAGE = b"<13>1 2026-11-20T10:00:00.003Z web-1 shop - - - order 1 failed"
+MESSAGE = b"<13>1 2026-11-20T10:00:00.003001Z web-1 shop - - - order 1 failed"
 OPEN = b"relp_version=0\ncommands=syslog"
 OPENING = b"1 open %d %s\n" % (len(OPEN), OPEN)
 CASES = {

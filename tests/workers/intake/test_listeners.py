@@ -17,7 +17,7 @@ from tls_redis import Certificates
 
 from pipeline.settings import Settings
 from pipeline.settings.listeners import Listener
-from pipeline.workers.intake.grpc_server import EXPORT
+from pipeline.workers.intake.otlp_grpc.grpc_server import EXPORT
 from pipeline.workers.stack.intake_sockets import IntakeSockets
 
 SYSLOG = b"<13>1 2026-11-20T10:00:00.003Z web-1 %s - - - order 1 failed"

@@ -7,8 +7,9 @@ from command_line import Verb
 from intake_process import running_intake
 
 from pipeline.redis.connection import connect
+from pipeline.redis.keys import Keys
 from pipeline.service import senders as senders_module
-from pipeline.service.senders import SenderCounts, SentBy, read_senders
+from pipeline.service.senders import SenderCounts, SentBy, read_senders, senders_page
 from pipeline.settings import Settings
 
 
@@ -48,6 +49,62 @@ def test_the_sender_that_was_silent_for_longest_makes_room(
     assert {found.peer for found in read_senders(client, settings)} == {"a", "c"}
 
 
+def test_strangers_that_were_only_refused_make_no_entry_and_take_no_place(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(senders_module, "MAX_SENDERS", 2)
+    client = connect(settings)
+    counts = SenderCounts()
+    for peer in ("x", "y", "z", "a"):
+        counts.heard(sender(peer), refused=True)
+    counts.heard(sender("a"), lines=1)
+    counts.heard(sender("b"), lines=2)
+    counts.push(client, settings)
+    counts.heard(sender("b"), refused=True)  # known by now
+    counts.push(client, settings)
+    found = {one.peer: (one.lines, one.requests, one.refused) for one in read_senders(client, settings)}
+    assert found == {"a": (1, 1, 0), "b": (2, 2, 1)}
+
+
+def test_many_new_senders_cost_redis_no_more_than_known_ones(settings: Settings) -> None:
+    client = connect(settings)
+
+    def push(numbers: range) -> float:
+        """Seconds of the processor of Redis."""
+        counts = SenderCounts()
+        for number in numbers:
+            counts.heard(sender(str(number)), lines=1)
+        before = client.info("cpu")
+        counts.push(client, settings)
+        after = client.info("cpu")
+        return sum(after[name] - before[name] for name in ("used_cpu_user", "used_cpu_sys"))
+
+    push(range(1_000))
+    known = push(range(500))
+    assert push(range(1_000, 1_500)) < 10 * max(known, 0.01)
+    peers = {int(one.peer) for one in read_senders(client, settings)}
+    assert peers == {*range(500), *range(1_000, 1_500)}
+    keys = Keys(settings.redis.key_prefix)
+    assert client.hlen(keys.senders) == client.zcard(keys.senders_heard) == 1_000
+
+
+def test_a_sender_that_is_heard_between_two_pages_is_on_one_of_them(settings: Settings) -> None:
+    client = connect(settings)
+
+    def hear(*peers: str) -> None:
+        counts = SenderCounts()
+        for peer in peers:
+            counts.heard(sender(peer), lines=1)
+        counts.push(client, settings)
+
+    hear(*"abcd")
+    first = senders_page(client, settings, 2, None)
+    hear("c")
+    second = senders_page(client, settings, 2, first.next)
+    assert [one.peer for one in (*first.senders, *second.senders)] == [*"abcd"]
+    assert second.next is None
+
+
 def test_counts_survive_a_redis_that_is_away(settings: Settings) -> None:
     counts = SenderCounts()
     counts.heard(sender("a"), lines=2)
@@ -65,6 +122,7 @@ def test_the_verb_shows_senders_of_a_process_with_what_became_of_their_requests(
     with running_intake(settings) as intake:
         for _ in range(2):
             intake.ask("/lines?workload=a", b"x\ny", Idempotency_Key="k")
+        intake.ask("/v1/logs", b"", Content_Type="application/x-protobuf")
         intake.ask("/v1/logs", b"\xff", Content_Type="application/x-protobuf")
     facts = {f["protocol"]: f for f in json.loads(logweir("senders", "--json").out)}
     assert [facts["lines"][name] for name in ("peer", "lines", "requests", "duplicates")] == [

@@ -15,7 +15,7 @@ from polling import wait_until
 from tls_redis import Certificates
 
 from pipeline.records.delivery import NO_IDENTITY
-from pipeline.workers import sockets
+from pipeline.workers.bounds import connection_budget
 from pipeline.workers.intake import connections, gathering, syslog_server
 from pipeline.workers.intake.syslog_server import SyslogDatagrams, SyslogServer
 from pipeline.workers.sockets import TlsFiles, open_datagrams
@@ -208,17 +208,17 @@ def test_tls_asks_for_a_certificate_where_a_client_ca_is_named(door: MemoryDoor,
         assert len(door.raws) == 2
 
 
-def test_five_thousand_idle_connections_cost_little(
+def test_one_connection_too_many_closes_the_one_that_is_silent_for_longest(
     door: MemoryDoor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted in objects of Python for 200 of them; bench/ is the place for whole processes."""
     server = SyslogServer(door)
     with serving(server, server.start(listening())), contextlib.ExitStack() as stack:
         clients = [stack.enter_context(socket.create_connection(server.address)) for _ in range(20)]
         assert wait_until(lambda: len(server._connections) == 20, timeout_s=TIMEOUT_S, poll_s=0.01)
-        monkeypatch.setattr(sockets, "MOST_CONNECTIONS", 20)
-        late = stack.enter_context(socket.create_connection(server.address, timeout=TIMEOUT_S))
+        monkeypatch.setattr(connection_budget, "MOST_CONNECTIONS", 20)
+        stack.enter_context(socket.create_connection(server.address, timeout=TIMEOUT_S))
+        clients[0].settimeout(TIMEOUT_S)
         with contextlib.suppress(ConnectionError):
-            assert late.recv(1) == b""
+            assert clients[0].recv(1) == b""
         clients[-1].sendall(b"<13>heard\n")
         assert door.waits_for(1) == ["<13>heard"]

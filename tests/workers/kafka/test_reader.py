@@ -450,7 +450,7 @@ def test_a_full_pipeline_pauses_the_reading_in_bounded_memory(
     broker.send(topic, [f"line {n}" for n in range(4_000, 5_000)])
     assert wait_until(lambda: lags(5_000), timeout_s=LIMIT_S)  # though nothing is fetched
     (partition,) = reader.partitions.values()
-    assert 0 < len(partition.records) <= own.internal.batch_records + reader_module.AT_ONCE
+    assert 0 < len(partition.held) <= own.internal.batch_records + reader_module.AT_ONCE
     assert accepted(ledger) == 0
     ledger.intake.resume()
     all_in(ledger, lines(5_000))

@@ -54,7 +54,8 @@ local function quarantine(ttl)
   local id = server_id()
   local known = redis.call('HMGET', REPLICATION, 'id', 'until_ms')
   if known[1] ~= id then
-    redis.call('HSET', REPLICATION, 'id', id, 'until_ms', whole(now + tonumber(ttl)))
+    -- A Redis whose disk is full refuses this, and answers whoever only asks; a grant fails at its own writes.
+    redis.pcall('HSET', REPLICATION, 'id', id, 'until_ms', whole(now + tonumber(ttl)))
     return tonumber(ttl)
   end
   return math.max(0, math.min(tonumber(ttl), tonumber(known[2] or 0) - now))  -- a clock set back must not lengthen it

@@ -25,6 +25,7 @@ for _, said in ipairs(a.devices) do
 end
 
 -- Is the part of an ended lease off the device?
+local leases
 local function gone(left, device)
   if device.processes == cjson.null or left.since_ms >= before then return false end
   local there = {}
@@ -37,7 +38,8 @@ local function gone(left, device)
   end
   -- Nobody told its processes: any that no lease explains may be one of them.
   if next(there) == nil then return true end
-  for _, other in ipairs(redis.call('HVALS', LEASES)) do
+  leases = leases or redis.call('HVALS', LEASES)
+  for _, other in ipairs(leases) do
     if string.find(other, left.uuid, 1, true) then
       for _, pid in ipairs(cjson.decode(other).pids or {}) do there[pid] = nil end
     end
@@ -45,7 +47,7 @@ local function gone(left, device)
   return next(there) == nil
 end
 
-local lefts
+local some_left = false
 for _, uuid in ipairs(uuids) do
   local device, known = devices[uuid], old[uuid]
   redis.call('HSET', DEVICES, uuid, seen[uuid])
@@ -53,18 +55,17 @@ for _, uuid in ipairs(uuids) do
       or known.total_mib ~= device.total_mib or known.parent ~= device.parent or known.index ~= device.index then
     changed()
   end
-  if taken(uuid).left > 0 then
-    lefts = lefts or redis.call('HGETALL', LEFT)
-    for i = 1, #lefts, 2 do
-      local left = cjson.decode(lefts[i + 1])
-      if left.uuid == uuid then
-        if left.since_ms > now then  -- the clock was set back
-          left.since_ms = now
-          redis.call('HSET', LEFT, lefts[i], cjson.encode(left))
-        elseif gone(left, device) then
-          free_left(lefts[i], left)
-        end
-      end
+  some_left = some_left or taken(uuid).left > 0
+end
+local lefts = some_left and redis.call('HGETALL', LEFT) or {}
+for i = 1, #lefts, 2 do
+  local left = cjson.decode(lefts[i + 1])
+  if devices[left.uuid] then
+    if left.since_ms > now then  -- the clock was set back
+      left.since_ms = now
+      redis.call('HSET', LEFT, lefts[i], cjson.encode(left))
+    elseif gone(left, devices[left.uuid]) then
+      free_left(lefts[i], left)
     end
   end
 end

@@ -1,5 +1,5 @@
 -- Shared by accept.lua and accept_many.lua: the limits of the intake gate, and what is written of a batch.
--- `a` holds the limits, `b` describes a batch, `keys` names its batch and payload, due, counts and workloads, and the
+-- `a` holds the limits, `b` describes a batch, `keys` names its batch and payload, due, in_flight, counts and workloads, and the
 -- totals of each of its shares: its lines by workload.
 local function pending(counts)
   local found = redis.call('HMGET', counts, 'bytes', 'batches')
@@ -42,7 +42,9 @@ local function bury_batch(a, b, keys, payload)
   begin_batch(b, { state = 'dead', workload = b.workload, meta = b.meta, accepted_ms = now, attempts = 0, kind = 'fresh',
     backfill = a.backfill and '1' or '' }, keys, payload, now)
   redis.call('ZREM', keys.due, b.batch_id)
-  redis.call('HSET', keys.batch, 'error', b.dead, 'dead_ms', now, 'died_in', a.stage, 'dead_bytes', #payload)
+  redis.call('ZREM', keys.in_flight, b.batch_id)
+  redis.call('HSET', keys.batch, 'error', b.dead, 'dead_ms', now, 'died_in', a.stage, 'dead_bytes', #payload,
+    'first_line', b.first_line)
   redis.call('ZADD', keys.dead, now, b.batch_id)
   redis.call('HINCRBY', keys.counts, 'dead_bytes', #payload)
   for i, share in ipairs(b.shares) do
@@ -53,6 +55,7 @@ local function bury_batch(a, b, keys, payload)
     redis.call('HSET', keys.totals[i], 'last_ms', now)
   end
 end
+-- A batch of several workloads keeps the lines of each, so that it can be counted even if nobody can read its payload.
 local function take_batch(a, b, keys, payload)
   local now = now_ms()
   begin_batch(b, { state = a.stage, workload = b.workload, meta = b.meta, accepted_ms = now, attempts = 0, kind = 'fresh',
@@ -60,6 +63,11 @@ local function take_batch(a, b, keys, payload)
   redis.call('HINCRBY', keys.counts, 'bytes', #payload)
   redis.call('HINCRBY', keys.counts, 'batches', 1)
   redis.call('HINCRBY', keys.counts, 'stage:' .. a.stage, 1)
+  if #b.shares > 1 then
+    local lines = {}
+    for _, share in ipairs(b.shares) do lines[share.workload] = share.lines end
+    redis.call('HSET', keys.batch, 'shares', cjson.encode(lines))
+  end
   for i, share in ipairs(b.shares) do
     redis.call('SADD', keys.workloads, share.workload)
     redis.call('HINCRBY', keys.totals[i], 'accepted', share.lines)

@@ -9,4 +9,5 @@ local function begin_batch(b, is, keys, payload, overdue_at)
     'backfill', is.backfill)
   if is.parent then redis.call('HSET', keys.batch, 'parent', is.parent) end
   redis.call('ZADD', keys.due, overdue_at, b.batch_id)
+  redis.call('ZADD', keys.in_flight, in_flight_score(is.kind, is.backfill, is.accepted_ms), b.batch_id)
 end

@@ -1,5 +1,5 @@
 -- Takes a batch in: payload, ledger entry and source cursor in one step.
--- KEYS batch, payload, due, counts, workloads, totals, cursors, closed, dead
+-- KEYS batch, payload, due, counts, workloads, totals, cursors, closed, dead, in_flight
 -- ARGV the struct AcceptArgs (ledger/arguments.py) as msgpack, payload
 -- returns {'accepted', pending batches} | {'skipped'} | {'duplicate', state} | {'conflict'}
 --         | {'full', pending bytes, pending batches, reason}   reason: closed, dead, memory, bytes or batches
@@ -8,7 +8,8 @@
 --            memory, unless nothing waits. Backfill leaves room for fresh batches. A closed gate and full dead letters
 --            take nothing in. The cursor moves exactly when its batch is in.
 local a = cmsgpack.unpack(ARGV[1])
-local keys = { batch = KEYS[1], payload = KEYS[2], due = KEYS[3], counts = KEYS[4], workloads = KEYS[5], totals = { KEYS[6] } }
+local keys = { batch = KEYS[1], payload = KEYS[2], due = KEYS[3], counts = KEYS[4], workloads = KEYS[5], totals = { KEYS[6] },
+  in_flight = KEYS[10] }
 local CURSORS, CLOSED, DEAD = KEYS[7], KEYS[8], KEYS[9]
 local function move_cursor()
   if a.cursor then redis.call('HSET', CURSORS, a.cursor_key, a.cursor) end

@@ -1,5 +1,5 @@
 -- Take a waiting batch for one stage, before any user code runs.
--- KEYS batch, due
+-- KEYS batch, due, in_flight
 -- ARGV the struct ClaimArgs (ledger/arguments.py) as msgpack
 -- returns {'claimed' | 'exhausted', seq, attempts, flat ledger fields ...} | {'unknown'} | {'finished', state}
 --         | {'elsewhere', state} | {'held', ms left} | {'early', ms left} | {'tried', attempts}
@@ -10,6 +10,7 @@ local a = cmsgpack.unpack(ARGV[1])
 local batch = fields(KEYS[1])
 if not batch.state then
   redis.call('ZREM', KEYS[2], a.batch_id)
+  redis.call('ZREM', KEYS[3], a.batch_id)
   return { 'unknown' }
 end
 if batch.state == 'done' or batch.state == 'dead' or batch.state == 'split' then return { 'finished', batch.state } end

@@ -1,5 +1,5 @@
 -- Ends a batch that is in every sink: done.
--- KEYS batch, due, counts, payload, work, warming, observations, watching, totals of each workload, drift of each version
+-- KEYS batch, due, counts, payload, work, warming, observations, watching, in_flight, totals of each workload, drift of each version
 -- ARGV the struct CommitArgs (ledger/arguments.py) as msgpack, observations
 -- returns 1, or 0 when the claim is no longer ours (the next holder repeats the sink write, which is idempotent)
 -- invariant: counters change exactly once per batch, and only this script makes a batch done. Of a finished batch the
@@ -10,11 +10,12 @@ local batch = fields(KEYS[1])
 if not holds(batch, a.seq) then return 0 end
 local OBSERVATIONS, WATCHING = KEYS[7], KEYS[8]
 redis.call('ZREM', KEYS[2], a.batch_id)
+redis.call('ZREM', KEYS[9], a.batch_id)
 redis.call('HINCRBY', KEYS[3], 'stage:' .. batch.state, -1)
 redis.call('HINCRBY', KEYS[3], 'batches', -1)
 redis.call('HINCRBY', KEYS[3], 'bytes', 0 - tonumber(batch.bytes))
 for i, one in ipairs(a.workloads) do
-  local totals = KEYS[8 + i]
+  local totals = KEYS[9 + i]
   -- A rescored batch was counted as stored the first time.
   if batch.kind ~= 'rescore' then
     redis.call('HINCRBY', totals, 'stored', one.lines)
@@ -24,7 +25,7 @@ for i, one in ipairs(a.workloads) do
   for j = 1, #one.totals, 2 do redis.call('HINCRBY', totals, one.totals[j], one.totals[j + 1]) end
 end
 for i, counted in ipairs(a.drift) do
-  local drift = KEYS[8 + #a.workloads + i]
+  local drift = KEYS[9 + #a.workloads + i]
   for j = 1, #counted, 2 do redis.call('HINCRBY', drift, counted[j], counted[j + 1]) end
   redis.call('EXPIRE', drift, a.drift_keep_s)
 end

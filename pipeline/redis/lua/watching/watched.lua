@@ -1,13 +1,13 @@
 -- Writes the changes of one round of the watcher, and counts its observations as read.
 -- KEYS lease, observations, watching, sessions, pulses, rates, incidents, outbox, pasts, past_due (pasts by expiry),
---      numbers, daily, events, then one sorted set of idle sessions per lane
+--      numbers, daily, left_out, events, then one sorted set of idle sessions per lane
 -- ARGV one msgpack map, spelled in watching/state.py:RoundWire
 -- returns 1, or 0 when the token is not the holder's, or Redis lost the state that the round has read. After a crash Redis
 --         may lose the last writes (appendfsync everysec): tokens repeat and observations are replayed.
 -- invariant: states, rows and the list change together or not at all, so every observation is in the states once.
 local LEASE, OBSERVATIONS, WATCHING, SESSIONS, PULSES, RATES, INCIDENTS, OUTBOX, PASTS, PAST_DUE, NUMBERS,
-  DAILY, EVENTS = unpack(KEYS)
-local FIRST_LANE, MOST = 14, 4000 -- values of one call, an even number: Lua's stack has 8,000
+  DAILY, LEFT_OUT, EVENTS = unpack(KEYS)
+local FIRST_LANE, MOST = 15, 4000 -- values of one call, an even number: Lua's stack has 8,000
 local round = cmsgpack.unpack(ARGV[1])
 local lease = redis.call('HMGET', LEASE, 'token', 'deadline')
 if lease[1] ~= round.token or tonumber(lease[2] or '0') <= now_ms() then return 0 end
@@ -52,9 +52,11 @@ in_parts('HSET', PULSES, round.minute_counts)
 in_parts('HSET', RATES, round.rates)
 in_parts('HSET', DAILY, round.daily)
 in_parts('HSET', NUMBERS, round.distributions)
-for _, key in ipairs({ PULSES, RATES, NUMBERS, DAILY }) do in_parts('HDEL', key, round.forgotten) end
+in_parts('HSET', LEFT_OUT, round.left_out)
+for _, key in ipairs({ PULSES, RATES, NUMBERS, DAILY, LEFT_OUT }) do in_parts('HDEL', key, round.forgotten) end
 in_parts('HDEL', WATCHING, round.forgotten_times)
 for _, event in ipairs(round.events) do add_event(EVENTS, unpack(event)) end
 for _, entry in ipairs(round.rows) do redis.call('RPUSH', OUTBOX, entry) end
 in_parts('HSET', WATCHING, round.numbers)
+for at = 1, #round.grown, 2 do redis.call('HINCRBY', WATCHING, round.grown[at], round.grown[at + 1]) end
 return 1

@@ -5,25 +5,8 @@ from typing import Any, Final
 import msgspec
 
 from pipeline.sources.protocols.json_text import json_of, read_body
+from pipeline.sources.protocols.tables import tables
 
-# Code to status and text.
-_ANSWERS: Final = {
-    0: (200, "Success"),
-    2: (401, "Token is required"),
-    3: (401, "Invalid authorization"),
-    4: (403, "Invalid token"),
-    5: (400, "No data"),
-    6: (400, "Invalid data format"),
-    8: (500, "Internal server error"),
-    9: (503, "Server is busy"),
-    10: (400, "Data channel is missing"),
-    11: (400, "Invalid data channel"),
-    12: (400, "Event field is required"),
-    13: (400, "Event field cannot be blank"),
-    14: (400, "ACK is disabled"),
-    17: (200, "HEC is healthy"),
-    18: (503, "HEC is unhealthy, queues are full"),
-}
 SUCCESS, BUSY, HEALTHY = 0, 9, 17
 
 
@@ -36,7 +19,7 @@ _ACKS: Final = msgspec.json.Decoder(_Acks)
 
 def hec_answer(code: int, *, ack_id: int | None = None, event: int | None = None) -> tuple[int, bytes]:
     """Status and body. `ack_id`: of a request with a channel; `event`: the number of the event at fault."""
-    status, text = _ANSWERS[code]
+    status, text = tables().splunk[str(code)]
     body: dict[str, Any] = {"text": text, "code": code}
     if event is not None:
         body["invalid-event-number"] = event

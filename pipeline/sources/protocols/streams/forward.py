@@ -5,20 +5,17 @@ writes both. The protocol:
 https://github.com/fluent/fluentd/wiki/Forward-Protocol-Specification-v1
 """
 
-import gzip
 import hashlib
 import hmac
-import io
 import struct
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgpack
-import zstandard
 
 from pipeline.sources.protocols.contract import Decoded, Hints, Undecodable
+from pipeline.sources.protocols.inflating import inflated
 from pipeline.sources.protocols.json_documents import posted_documents
 from pipeline.sources.protocols.json_text import MAX_RECORDS, check_count, json_of
 
@@ -30,7 +27,6 @@ _DEEPEST: Final = 32  # levels of a record
 _MOST_CONTAINERS: Final = 500_000  # of a message, without the events that are packed
 _MOST_EVENT_BYTES: Final = 1024 * 1024
 _READ_BYTES: Final = 4_096  # with which a buffer of msgpack begins
-_WINDOW: Final = 8 * 1024 * 1024  # of zstd; its encoders take more at level 20 and above
 _LOGS: Final = 0  # Fluent Bit marks metrics and traces with other signals
 # What msgpack raises for bytes that are not msgpack, or beyond its limits.
 _FAULTS: Final = (msgpack.UnpackException, ValueError, TypeError, OverflowError)
@@ -98,6 +94,10 @@ class ForwardFraming:
             ) from exc
         return values
 
+    def close(self) -> None:
+        """The connection has ended. A value that has begun would stay until Python looks for cycles."""
+        self._unpacker = None
+
     def _count(self, container: Any) -> Any:
         self._containers += 1
         if self._containers > _MOST_CONTAINERS:
@@ -134,7 +134,7 @@ def forward_lines(message: ForwardMessage) -> list[str]:
     check_count(len(message.events))
     lines = [_document(event) for event in message.events]
     if message.packed:
-        for event in _events(_inflated(message.packed, message.compressed)):
+        for event in _events(_unpacked(message)):
             lines.append(_document(event))
             check_count(len(lines))
     return lines
@@ -193,26 +193,13 @@ def _packed(value: Any) -> bytes:
     return data
 
 
-def _inflated(data: bytes, how: str) -> bytes:
-    try:
-        match how:
-            case "text":
-                return data
-            case "gzip":  # Fluentd appends a member for each write to its chunk
-                found = gzip.GzipFile(fileobj=io.BytesIO(data)).read(MOST_INFLATED + 1)
-            case "zstd":
-                decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
-                with decompressor.stream_reader(data, read_across_frames=True) as reader:
-                    found = reader.read(MOST_INFLATED + 1)
-            case _:
-                raise Undecodable(f"a message is compressed by {how[:20]!r}; use gzip or zstd")
-    except (OSError, EOFError, zlib.error, zstandard.ZstdError) as exc:
-        raise Undecodable(f"the events of a message are not readable as {how}: {exc}") from exc
-    if data and not found:
-        raise Undecodable(f"the events of a message are not whole as {how}")
-    if len(found) > MOST_INFLATED:
-        raise Undecodable(f"a message has more than {MOST_INFLATED // 2**20} MiB when it is decompressed")
-    return found
+def _unpacked(message: ForwardMessage) -> bytes:
+    if message.compressed == "text":
+        return message.packed
+    try:  # Fluentd appends a member for each write to its chunk
+        return inflated(message.packed, message.compressed, most=MOST_INFLATED)
+    except Undecodable as exc:
+        raise Undecodable(f"a message cannot be decompressed: {exc}") from exc
 
 
 def _document(event: Any) -> str:

@@ -35,6 +35,11 @@ class RelpFraming:
         self._octets_to_skip = 0
 
     @property
+    def size(self) -> int:
+        """Bytes of the frame that has begun."""
+        return len(self._buffer)
+
+    @property
     def partial(self) -> bool:
         """The beginning of a frame has arrived, and its end has not."""
         return bool(self._buffer or self._octets_to_skip)

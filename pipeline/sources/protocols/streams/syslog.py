@@ -13,6 +13,7 @@ from typing import Final
 from pipeline.records.pushed import PushedRecords
 from pipeline.sources.protocols import client_times
 from pipeline.sources.protocols.contract import Decoded, Hints
+from pipeline.sources.protocols.line_streams import streams_of
 from pipeline.sources.protocols.origins import PLAIN, by_rules
 from pipeline.sources.protocols.workloads import of_program
 
@@ -25,8 +26,12 @@ _ENDS: Final = b"\r\n\0"
 
 _FRACTION: Final = r"(?:[.,](?P<fraction>[0-9]+))?"
 _ISO: Final = rf"[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}T[0-9:]{{8}}{_FRACTION}(?:Z|[+-][0-9]{{2}}:?[0-9]{{2}})"
-_TAG: Final = r"(?:(?P<app>[^ :\[]{1,128})(?:\[[^\] ]{0,32}\]:?|:)(?: |$))?"
-_NEW: Final = re.compile(rf"<[0-9]{{1,3}}>[0-9]{{1,2}} (?:-|{_ISO}) (?P<host>[^ ]+) (?P<app>[^ ]+) ")
+_TAG: Final = r"(?:(?P<app>[^ :\[]{1,128})(?:\[(?P<process>[^\] ]{0,32})\]:?|:)(?: |$))?"
+_DATA: Final = r"(?:-|(?:\[(?:[^\]\\]|\\.)*+\])++)"  # structured data
+_NEW: Final = re.compile(
+    rf"<[0-9]{{1,3}}>[0-9]{{1,2}} (?:-|{_ISO}) (?P<host>[^ ]+) (?P<app>[^ ]+) "
+    rf"(?:(?P<process>[^ ]+) [^ ]+ {_DATA}(?: \ufeff?|$))?"
+)
 _OLD: Final = re.compile(
     r"(?:<[0-9]{1,3}>)?(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) {1,2}[0-9]{1,2} (?:[0-9]{4} )?"
     rf"[0-9:]{{7,8}}{_FRACTION}(?: [0-9]{{4}})? (?P<host>[^ :]+) (?:: )?{_TAG}"
@@ -45,6 +50,11 @@ class SyslogFraming:
         self._buffer = bytearray()
         self._octets_to_skip = 0
         self._skips_line = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of the message that has begun."""
+        return len(self._buffer)
 
     @property
     def partial(self) -> bool:
@@ -127,6 +137,8 @@ def syslog_records(messages: Iterable[tuple[bytes, str]], hints: Hints | None = 
     names: list[str] = []
     hosts: list[str | None] = []
     fractions: list[str | None] = []
+    lines: list[str | None] = []
+    origins: list[tuple[str | None, ...]] = []
     for message, peer in messages:
         raw = message.decode("utf-8", "replace")
         found = _NEW.match(raw) or _OLD_ISO.match(raw) or _OLD.match(raw)
@@ -141,13 +153,20 @@ def syslog_records(messages: Iterable[tuple[bytes, str]], hints: Hints | None = 
         names.append(name)
         hosts.append(peer if host == "-" and peer else None)  # else the header says it
         fractions.append(found["fraction"] if found else None)
+        lines.append(raw[found.end() :] if found and program else None)
+        origins.append((peer, host, app, found["process"] if found else None))
+    streams = streams_of(lines, lambda: origins)
     return Decoded(
         records=PushedRecords(
-            [None] * len(raws), hosts=hosts if any(hosts) else None, raws=raws, workloads=names
+            [None] * len(raws),
+            hosts=hosts if any(hosts) else None,
+            raws=raws,
+            workloads=names,
+            streams=streams,
+            lines_inside=None if streams is None else lines,
         ),
         apart=[(raw or "").encode() for raw in raws]
         if client_times.are_microseconds(fraction or "" for fraction in fractions)
         else (),
-        # Clocks of whole seconds write a fraction of zeros.
-        distinct=all(fractions) and any(int(fraction) for fraction in fractions if fraction),
+        distinct=client_times.are_fine(list(map(client_times.of_fraction, fractions))),
     )

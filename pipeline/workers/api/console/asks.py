@@ -1,6 +1,7 @@
 """The questions that several pages ask, each shared by the pages that are open."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -9,12 +10,16 @@ from typing import Any, Final
 from fastapi import Request
 from fastapi.responses import Response
 
+from pipeline.controller.watchlist import covers
+from pipeline.errors import AnswerCancelled
 from pipeline.records.batch import utc_now
 from pipeline.service.incidents import read_incidents
 from pipeline.service.lines import last_stored, stored_lines, stored_patterns, stored_rates
 from pipeline.service.marks import read_marks
 from pipeline.service.questions import LinesAsked, PatternsAsked, pattern_span
 from pipeline.service.status import read_status
+from pipeline.service.stored.news import stored_news
+from pipeline.service.stored.values import NEWS_SPAN, NewsPage
 from pipeline.service.values import (
     Decision,
     IncidentState,
@@ -32,6 +37,7 @@ from pipeline.workers.api.sharing import PAGES
 
 PAGE_FRESH_S: Final = 0.5
 STORED_FRESH_S: Final = 5.0
+NEWS_FRESH_S: Final = 60.0  # it reads the findings of four days
 ATTENTION: Final = (IncidentState.REGRESSED, IncidentState.OPEN, IncidentState.ACKNOWLEDGED)
 
 
@@ -100,15 +106,21 @@ async def the_status(request: Request) -> StackStatus:
     return await api.shared.ask("status", ask)
 
 
+async def workloads_like(request: Request, pattern: str) -> int:
+    """How many workloads of the pipeline a pattern covers."""
+    status = await the_status(request)
+    return sum(covers([pattern], name) for name in status.workloads)
+
+
 async def the_incidents(request: Request, visitor: Visitor) -> list[IncidentRow]:
-    """All incidents: those that need somebody first, then the newest first."""
+    """All incidents: those that need somebody first, else in the order of `read_incidents`."""
     api, only = api_of(request), visitor.asker.only
 
     def read() -> list[IncidentRow]:
         found = read_incidents(api.client, api.settings, utc_now(), only=only).incidents
         rows = [IncidentRow(incident=one, decision=one.decision, state=one.state) for one in found]
         rank = {state: at for at, state in enumerate(ATTENTION)}
-        return sorted(rows, key=lambda row: (rank.get(row.state, 9), -row.incident.first.timestamp()))
+        return sorted(rows, key=lambda row: rank.get(row.state, 9))
 
     return await api.shared.ask(("incidents", only), partial(api.facts, read), fresh_s=0.5)
 
@@ -141,7 +153,7 @@ async def some_rates(
         stored_rates, since=span.since, until=span.until, workload=workload, buckets=buckets, only=only
     )
     question = ("rates", only, span.text, workload, buckets)
-    return await api.shared.ask(question, partial(api.stored, None, ask), fresh_s=fresh_s)
+    return await api.shared_stored(question, ask, fresh_s=fresh_s)
 
 
 async def some_patterns(
@@ -156,7 +168,20 @@ async def some_patterns(
     ask = partial(stored_patterns, client=api.client, settings=api.settings, asked=asked)
     if not question:
         return await api.stored(request, ask)
-    return await api.shared.ask(("patterns", *question), partial(api.stored, None, ask), fresh_s=fresh_s)
+    return await api.shared_stored(("patterns", *question), ask, fresh_s=fresh_s)
+
+
+async def the_news(request: Request, visitor: Visitor) -> NewsPage | None:
+    """Calm lines of the last day that were never said before. None where the answer takes too long: a page
+    about what is wrong does not fail for it."""
+    api, only, span = api_of(request), visitor.asker.only, span_of(NEWS_SPAN, None)
+    ask = partial(
+        stored_news, client=api.client, settings=api.settings, since=span.since, until=span.until,
+        only=only, now=utc_now(),
+    )  # fmt: skip
+    with suppress(AnswerCancelled):
+        return await api.shared_stored(("news", only), ask, fresh_s=NEWS_FRESH_S)
+    return None
 
 
 async def newest_span(request: Request, visitor: Visitor, looked_at: Span | None = None) -> Span | None:
@@ -164,7 +189,7 @@ async def newest_span(request: Request, visitor: Visitor, looked_at: Span | None
     the span that was looked at: another day has nothing newer."""
     api, only = api_of(request), visitor.asker.only
     ask = partial(last_stored, only=only)
-    last = await api.shared.ask(("newest", only), partial(api.stored, None, ask), fresh_s=STORED_FRESH_S)
+    last = await api.shared_stored(("newest", only), ask, fresh_s=STORED_FRESH_S)
     if last is None or (looked_at is not None and looked_at.since <= last < looked_at.until):
         return None
     until = last.replace(microsecond=0) + timedelta(seconds=1)
@@ -172,7 +197,16 @@ async def newest_span(request: Request, visitor: Visitor, looked_at: Span | None
     return Span(text=(iso_time(since), iso_time(until)), since=since, until=until)
 
 
-async def some_lines(request: Request, asked: LinesAsked) -> LinePage:
-    """Stored lines that match."""
+async def some_lines(
+    request: Request,
+    asked: LinesAsked,
+    *,
+    question: Sequence[object] = (),
+    fresh_s: float = STORED_FRESH_S,
+) -> LinePage:
+    """Stored lines that match. `question`: as of `some_patterns`."""
     api = api_of(request)
-    return await api.stored(request, partial(stored_lines, settings=api.settings, asked=asked))
+    ask = partial(stored_lines, settings=api.settings, asked=asked)
+    if not question:
+        return await api.stored(request, ask)
+    return await api.shared_stored(("lines", *question), ask, fresh_s=fresh_s)

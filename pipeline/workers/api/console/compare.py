@@ -55,9 +55,9 @@ async def compare_page(
         other=await workload_filter(request, other),
     )
     ask = partial(compare_stored, client=api.client, settings=api.settings, sides=sides, only=only)
-    found = await api.shared.ask(
+    found = await api.shared_stored(
         ("compare", only, a, b, workload, other),
-        partial(api.stored, None, ask),
+        ask,
         fresh_s=STORED_FRESH_S,
     )
     marks = await the_marks(request)

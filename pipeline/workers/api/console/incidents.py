@@ -20,7 +20,13 @@ from pipeline.service.values import CauseView, IncidentState, IncidentView, Line
 from pipeline.settings import Settings
 from pipeline.sinks.answers.answers import Answers
 from pipeline.workers.api.asking import api_of
-from pipeline.workers.api.console.asks import IncidentRow, shared_page, the_incidents, the_marks
+from pipeline.workers.api.console.asks import (
+    IncidentRow,
+    shared_page,
+    the_incidents,
+    the_marks,
+    workloads_like,
+)
 from pipeline.workers.api.console.charts import CauseLane
 from pipeline.workers.api.console.doors import ConsoleRoute, sees
 from pipeline.workers.api.console.views import Visitor, render, safe_headers
@@ -114,7 +120,8 @@ async def incident_page(request: Request, visitor: See, name: str) -> Response:
     return render(
         request, visitor, "incident.html",
         row=one.row, incident=incident, causes=causes, like=like, before=one.before, notes=one.notes,
-        note_chars=MOST_CHARS, likely=incident.causes[0], states=IncidentState, units=_units_link(incident),
+        note_chars=MOST_CHARS, likely=incident.causes[0],
+        silenced_workloads=await workloads_like(request, incident.causes[0].workload), states=IncidentState, units=_units_link(incident),
         compared=_compare_link(incident),
     )  # fmt: skip
 

@@ -27,10 +27,9 @@ Whole = Annotated[Visitor, Depends(sees(whole=True))]
 Operator = Annotated[Visitor, Depends(sees(OPERATE, whole=True))]
 TRAININGS: Final = 12
 FIGURES: Final = (  # of the judge: the name, its field, and whether more is better
-    ("alerts on held-out normal lines, newest tenth", "alert_rate_time", False),
-    ("alerts on held-out normal lines, other templates", "alert_rate_template", False),
-    ("alerts on calm lines of the stream now", "alert_rate_recent", False),
-    ("injected anomalies found", "injected_recall", True),
+    ("alerts on calm lines of the stream now", "alerts_stream", False),
+    ("alerts on held-out normal lines", "alerts_held_out", False),
+    ("injected anomalies found", "found", True),
 )
 DONE: Final = {
     "promoted": "The version is live. Workers load it before their next batch.",

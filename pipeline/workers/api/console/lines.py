@@ -1,6 +1,7 @@
 """Lines: a search over what is stored, and one line among its neighbours."""
 
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from functools import partial
 from typing import Annotated, Final, Literal
 
@@ -14,7 +15,7 @@ from pipeline.workers.api.asking import api_of
 from pipeline.workers.api.console.asks import newest_span, some_lines, span_of, workload_filter
 from pipeline.workers.api.console.doors import ConsoleRoute, sees
 from pipeline.workers.api.console.views import Visitor, render
-from pipeline.workers.api.console.words import shown_chars
+from pipeline.workers.api.console.words import iso_time, shown_chars
 from pipeline.workers.api.stored import rows_of_lines
 
 router: Final = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
@@ -67,16 +68,14 @@ async def lines_page(request: Request, visitor: See, filters: Filtered, follow: 
     """Stored lines that match, the newest first. `follow`: open pages show new ones as they are stored."""
     span = span_of(filters.since, filters.until or None)
     follow = follow and not (filters.until or filters.cursor)
-    asked = await _asked(request, visitor, filters, limit=PAGE)
-    if follow:  # pages that follow the same lines share the answer
-        question = ("lines", visitor.asker.only, filters)
-        page = await api_of(request).shared.ask(
-            question, partial(some_lines, request, asked), fresh_s=FOLLOW_FRESH_S
-        )
-    else:
-        page = await some_lines(request, asked)
+    asked, further = (await _asked(request, visitor, filters, limit=PAGE)).at_clock(utc_now())
+    # Pages that follow the same lines share the answer.
+    question = (visitor.asker.only, filters) if follow else ()
+    page = await some_lines(request, asked, question=question, fresh_s=FOLLOW_FRESH_S)
+    ahead = [] if further is None else (await some_lines(request, further)).lines
     return render(
         request, visitor, "lines.html", **asdict(filters), page=page, follow=follow, rows=DOWNLOAD,
+        ahead=[(line, iso_time(line.timestamp + timedelta(seconds=1))) for line in ahead],
         chars=shown_chars(page.lines), newest=None if page.lines else await newest_span(request, visitor, span),
     )  # fmt: skip
 

@@ -25,6 +25,7 @@ from pipeline.workers.api.console.asks import (
     some_rates,
     span_of,
     the_incidents,
+    the_news,
     the_status,
 )
 from pipeline.workers.api.console.doors import ConsoleRoute, sees
@@ -42,6 +43,7 @@ ENDED: Final = 5
 RATES_FRESH_S: Final = 10.0
 NEW_FRESH_S: Final = 30.0
 STRIP_FRESH_S: Final = 2.0
+_APART: Final = ("snoozed", "silenced")  # shown separately, whether or not they go on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +73,12 @@ async def strip_piece(request: Request, visitor: See) -> Response:
 
 
 async def _facts_of_now(request: Request, visitor: Visitor) -> dict[str, Any]:
-    rows, status, rates, fresh = await asyncio.gather(
+    rows, status, rates, fresh, news = await asyncio.gather(
         the_incidents(request, visitor),
         the_status(request),
         _last_hour(request, visitor),
         _new_patterns(request, visitor),
+        the_news(request, visitor),
     )
     urgent = [row for row in rows if row.state in ATTENTION]
     seen = _seen_by(visitor, status)
@@ -86,8 +89,9 @@ async def _facts_of_now(request: Request, visitor: Visitor) -> dict[str, Any]:
         "snoozed": sum(row.state == "snoozed" for row in rows),
         "silenced": sum(row.state == "silenced" for row in rows),
         "newest": None if rates.workloads else await newest_span(request, visitor),
-        "ended": [row for row in rows if row.state not in (*ATTENTION, "snoozed", "silenced")][:ENDED],
+        "ended": [row for row in rows if row.state not in (*ATTENTION, *_APART)][:ENDED],
         "fresh": fresh,
+        "news": news,
         "facts": strip_facts(status, rates, visitor.asker.only),
         "trend": total([one.trend for one in rates.workloads]) if rates.workloads else [],
         "rates": rates,
@@ -156,7 +160,13 @@ def mood_of(urgent: list[IncidentRow], rows: list[IncidentRow], lines: int, stat
             text="Lines are stored, and none is judged. A model is learnt as soon as there are enough lines.",
         )
     text = f"{plural(lines, 'line')} looked at"
-    last = max((row.incident.last for row in rows), default=None)
+    apart = [row for row in rows if row.state in _APART]
+    if apart:
+        text += f"; {plural(len(apart), 'incident')} silenced or snoozed"
+    last = max(
+        (row.incident.last for row in rows if row.state not in _APART and not row.incident.ahead),
+        default=None,
+    )
     if last is not None:
         text += f"; the last incident ended {ago(last)}"
     return Mood(kind="calm", title="Calm", text=text)
@@ -180,9 +190,7 @@ async def _new_patterns(request: Request, visitor: Visitor) -> list[PatternCount
         newest_patterns, client=api.client, settings=api.settings, since=span.since, until=span.until,
         limit=SHOWN, only=only,
     )  # fmt: skip
-    found = await api.shared.ask(
-        ("newest-patterns", only), partial(api.stored, None, ask), fresh_s=NEW_FRESH_S
-    )
+    found = await api.shared_stored(("newest-patterns", only), ask, fresh_s=NEW_FRESH_S)
     return [one for one in found if one.first >= span.until - HOUR]
 
 

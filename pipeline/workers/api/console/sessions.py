@@ -80,8 +80,8 @@ def session_steps(found: SessionRecords) -> list[SessionStep]:
 async def _list_page(request: Request, visitor: Visitor, span: Span) -> Response:
     api, only = api_of(request), visitor.asker.only
     ask = partial(session_findings, since=span.since, until=span.until, limit=SHOWN, only=only)
-    found: list[SessionFinding] = await api.shared.ask(
-        ("sessions", only, span.text), partial(api.stored, None, ask), fresh_s=STORED_FRESH_S
+    found: list[SessionFinding] = await api.shared_stored(
+        ("sessions", only, span.text), ask, fresh_s=STORED_FRESH_S
     )
     status = await the_status(request)
     return render(

@@ -11,8 +11,9 @@ from pipeline.records.batch import utc_now
 from pipeline.service.access.keys import MARK
 from pipeline.service.incidents import silences_in_use
 from pipeline.service.silences import end_silence, put_silence
-from pipeline.units import listed
+from pipeline.units import listed, plural
 from pipeline.workers.api.asking import api_of
+from pipeline.workers.api.console.asks import workloads_like
 from pipeline.workers.api.console.decisions import answer_change
 from pipeline.workers.api.console.doors import ConsoleRoute, sees
 from pipeline.workers.api.console.views import Visitor, render
@@ -55,7 +56,9 @@ async def post_silenced(
     )  # fmt: skip
     _forget_silences(request)
     undo = {"action": f"/do/silence/{made.id}/end", "fields": []}
-    return answer_change(request, visitor, f"Incidents of {made.workload} are shown apart", undo)
+    count = await workloads_like(request, made.workload)
+    words = f"Incidents of {made.workload} ({plural(count, 'workload')}) are shown apart"
+    return answer_change(request, visitor, words, undo)
 
 
 @router.post("/do/silence-patterns")

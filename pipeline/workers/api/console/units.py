@@ -1,4 +1,4 @@
-"""Units: which host, service or session is sick beside a span before, and why."""
+"""Units: which host, service or session is unusual compared with an earlier span, and why."""
 
 from functools import partial
 from typing import Annotated, Final, get_args
@@ -33,16 +33,16 @@ async def units_page(
     normal: Text = "",
     workload: Annotated[str, Query(max_length=200)] = "",
 ) -> Response:
-    """The sickest first, each with its reasons and its lines."""
+    """The most unusual first, each with its reasons and its lines."""
     api, only = api_of(request), visitor.asker.only
     asked = units_asked(
         by, since, until.strip() or None, normal.strip() or None, utc_now(),
         workload=await workload_filter(request, workload), limit=SHOWN, only=only,
     )  # fmt: skip
     ask = partial(stored_units, client=api.client, settings=api.settings, asked=asked, now=utc_now())
-    found = await api.shared.ask(
+    found = await api.shared_stored(
         ("units", only, by, since, until, normal, workload),
-        partial(api.stored, None, ask),
+        ask,
         fresh_s=STORED_FRESH_S,
     )
     return render(

@@ -11,7 +11,7 @@ from typing import Final
 from markupsafe import escape
 
 from pipeline.records.batch import utc_now
-from pipeline.report.why import explain
+from pipeline.report.why import reasons_in_words
 from pipeline.service.values import Line
 from pipeline.units import chance, clipped, plural, visible
 
@@ -132,8 +132,7 @@ def quoted_parts(text: str, chars: int = 400) -> list[tuple[str, bool]]:
 
 def why_scored(line: Line) -> str:
     """Why a line scored, in one sentence."""
-    parts = explain(line.reasons or [], line.level, line.message or "")
-    text = ", and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
+    text = reasons_in_words(line.reasons or [], line.level, line.message or "")
     if not text:
         return ""
     p_value = line.p_value or 1.0

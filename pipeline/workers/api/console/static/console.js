@@ -105,7 +105,7 @@
   }).observe(toasts, { childList: true });
 
   // Items: j and k move, Enter opens, x chooses.
-  const rows = () => $$("[data-row]").filter((row) => row.offsetParent && row.id !== "live");
+  const rows = () => $$("[data-row]").filter((row) => row.checkVisibility() && row.id !== "live");
   const current = () => $("[data-row].on");
   const move = (step) => {
     const all = rows(), at = all.indexOf(current());
@@ -146,7 +146,7 @@
       t: switchZone, "?": () => $("#help")?.showModal(), m: () => { marking = event.timeStamp; },
       u: () => $$("[data-undo]").at(-1)?.click(), a: () => press("a", current()?.matches(".incident") ? current() : $(".head")),
       c: () => location.assign($("[data-compare]")?.href ?? "/compare"), y: copyLink, r: () => press("r"), s: () => press("s"), o: () => press("o"),
-      Enter: () => current() && !event.target.closest("a, button") && $("[data-open]", current())?.click(),
+      Enter: () => current() && !event.target.closest("a, button, summary") && $("[data-open]", current())?.click(),
     }[key];
     if (does) { does(); if (key !== "Enter") event.preventDefault(); }
   });

@@ -1,0 +1,1 @@
+"""Texts inside of other files: compressed ones, and archives of many."""
