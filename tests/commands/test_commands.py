@@ -368,7 +368,7 @@ def test_every_dead_letter_is_shown_also_behind_one_that_cannot_be_read(verb: Ve
     assert said.code == 1
     assert '"batch_id": "d00000"' in said.out and '"batch_id": "d00001"' in said.out
     assert said.out.count('"unreadable"') == 1
-    assert said.err.startswith("logweir: a payload of 7 bytes is not a readable Arrow stream")
+    assert said.err.startswith("logweir: a payload of 7 bytes is damaged")
     assert verb("dead", "list", "d00001").code == 2
 
 

@@ -132,6 +132,7 @@ def test_what_was_never_said_before_stands_in_a_line_below(
         "reasons": ["never-said:900 healthy"],
         "timestamp": now() - 3 * HOUR,
         "message": "array is degraded",
+        "anomalous": True,
     }
     rows = [row(n, template_id=n, pattern_id=n, score=n / 10, **said) for n in (1, 2)]
     parquet_of(settings).write("b", frame(rows))

@@ -80,8 +80,10 @@ def test_news_are_listed_with_their_reasons(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     long = "array md0 is degraded " + "and the rebuild waits for a disk " * 20
-    stored(settings, (1, 1), reasons=["never-said:900 healthy"], score=0.4, message=long, level="info")
-    stored(settings, (2, 2), (30, 3), batch="c", reasons=["never-said:900"], pattern_id=7, message="\x1b[31m")
+    news: dict[str, Any] = {"reasons": ["never-said:900 healthy"], "score": 0.54, "anomalous": True}
+    stored(settings, (1, 1), message=long, level="info", **news)
+    news |= {"reasons": ["never-said:900"], "score": 0.51, "pattern_id": 7}
+    stored(settings, (2, 2), (30, 3), batch="c", message="\x1b[31m", **news)
     with command_line(settings, monkeypatch, capsys, "results", columns=80) as results:
         lines = results("--news").out.splitlines()
         assert max(map(len, lines)) <= 80 and "\x1b" not in "".join(lines)
