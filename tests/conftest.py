@@ -22,6 +22,8 @@ from command_line import Verb, command_line
 from opensearch_node import Node, Secure, forget
 from polling import Clock, wait_until
 from s3_server import S3Server, weed
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from pipeline import upkeep
 from pipeline.drain.masking.mask_set import MaskSet
@@ -86,10 +88,21 @@ TRAINED = frozenset(
 )
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """For `--dist loadgroup`: a file stays in one process, and so do the files that share a stack."""
-    file = item.path.relative_to(ROOT).as_posix() if item.path.is_relative_to(ROOT) else item.path.name
-    item.add_marker(pytest.mark.xdist_group("trained" if file in TRAINED else file))
+class ByStack(LoadFileScheduling):
+    """A file stays in one process, and so do the files that share a stack.
+
+    The group is made from the file's name: `--dist loadgroup` appends it to the ids of tests, which pytest
+    9.2 no longer takes over, so that every process started every stack without a word."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "trained" if file in TRAINED else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByStack | None:
+    """For `--dist loadfile`."""
+    return ByStack(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 # `--quick` leaves out what starts servers of this kind.

@@ -30,7 +30,6 @@ _BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(300),
-    pytest.mark.xdist_group("browser"),
     pytest.mark.skipif(_BROWSER is None, reason="needs Chromium"),
 ]
 FLAGS: Final = (
