@@ -46,8 +46,9 @@ from pipeline.sinks.rollups import put_tables
 # Parts of level 0 that begin a merge: a query reads a hundred small files about as fast as one large one.
 MERGE_PARTS: Final = 64
 MERGE_AGE_S: Final = 2.0  # Younger commits may be in the hands of their writers.
-# The rows that one merge reads: about 200 MiB of memory for lines of usual length.
+# The rows that one merge reads: about 230 MiB of memory for lines of usual length.
 MAX_ROWS: Final = 300_000
+FEW_ROWS: Final = 50_000  # where other work needs the memory: 140 MiB
 MAX_BYTES: Final = 20 << 20  # Compressed.
 SEAL_AGE_S: Final = 600.0  # Past the time in which Redis may forget a batch (sinks/forgotten.py).
 SEAL_AFTER_S: Final = 3_600.0  # An older part is sealed however few rows there are.
@@ -81,9 +82,10 @@ class Compactor:
         seals: bool = True,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`seals`: False leaves parts unsorted, which takes half the memory."""
+        """`seals`: False leaves parts unsorted and merges FEW_ROWS at a time, for a third of the memory."""
         self.sink = sink
         self._seals_parts = seals
+        self._max_rows = MAX_ROWS if seals else FEW_ROWS
         self._fates = fates
         self._retention = retention or Retention()
         self._now = now
@@ -124,7 +126,7 @@ class Compactor:
         ready = [
             part for part in loose if self._age_s(part) > MERGE_AGE_S and not self._open(part)
         ] if len(loose) >= MERGE_PARTS else []  # fmt: skip
-        groups = [group for group in _grouped(ready) if len(group) > 1]
+        groups = [group for group in _grouped(ready, self._max_rows) if len(group) > 1]
         grouped = {part.name for group in groups for part in group}
         void_parts = [part for part in dead if part.name not in grouped]
         return [*groups, void_parts] if void_parts else groups
@@ -144,10 +146,10 @@ class Compactor:
                 continue
             fates = {part.name: set(self._fates_of(part)) for part in parts}
             final = [part for part in parts if fates[part.name] <= {Fate.FINAL}]
-            found += [(group, True) for group in _grouped(final)]
+            found += [(group, True) for group in _grouped(final, MAX_ROWS)]
             waiting = [part for part in parts if fates[part.name] - {Fate.FINAL} == {Fate.WAITS}]
             if len(waiting) >= WAITING_PARTS:
-                found += [(group, False) for group in _grouped(waiting) if len(group) > 1]
+                found += [(group, False) for group in _grouped(waiting, MAX_ROWS) if len(group) > 1]
         return found
 
     def _age_s(self, part: Part) -> float:
@@ -208,7 +210,9 @@ def rewrite_dropped(sink: ParquetSink) -> None:
 
     Raises SinkUnavailable, StoreUnavailable."""
     compactor = Compactor(sink, lambda ids: [Fate.OPEN] * len(ids))
-    for group in _grouped([part for part in sink.manifest().parts if part.dropped], live_only=False):
+    for group in _grouped(
+        [part for part in sink.manifest().parts if part.dropped], MAX_ROWS, live_only=False
+    ):
         compactor.merge(group, Round())
 
 
@@ -242,8 +246,8 @@ def _ordered(rows: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame([rows.drop_in_place(name).rechunk().gather(order) for name in rows.columns])
 
 
-def _grouped(parts: Iterable[Part], *, live_only: bool = True) -> list[list[Part]]:
-    """Parts of one day together, as many as may be read at once, in the order of their commits.
+def _grouped(parts: Iterable[Part], max_rows: int, *, live_only: bool = True) -> list[list[Part]]:
+    """Parts of one day together, at most `max_rows` unless one part has more, in the order of their commits.
 
     `live_only`: False keeps parts without rows in a group of their own day as well."""
     groups: list[list[Part]] = []
@@ -252,7 +256,7 @@ def _grouped(parts: Iterable[Part], *, live_only: bool = True) -> list[list[Part
         if live_only and not part.live:
             continue
         fits = groups and groups[-1][0].day == part.day
-        if not fits or rows + part.live > MAX_ROWS or size + part.bytes > MAX_BYTES:
+        if not fits or rows + part.live > max_rows or size + part.bytes > MAX_BYTES:
             groups.append([])
             rows = size = 0
         groups[-1].append(part)
