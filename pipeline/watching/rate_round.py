@@ -149,7 +149,7 @@ class RateRound:
         return [
             name
             for name, counts in view.minute_counts.items()
-            if counts.is_due(minute, view.now_ms) or self._ends(counts)
+            if counts.is_due(minute, view.now_ms, finite=self.finite) or self._ends(counts)
         ]
 
     def _ends(self, counts: MinuteCounts) -> bool:

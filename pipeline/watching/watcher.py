@@ -23,7 +23,7 @@ from pipeline.watching.callbacks import ANY_FAILURE, Callbacks, passes
 from pipeline.watching.incident_round import IncidentRound
 from pipeline.watching.incidents.origins import TraceShape
 from pipeline.watching.rate_round import RateRound
-from pipeline.watching.rates.minute_counts import MOST_WAITING
+from pipeline.watching.rates.minute_counts import MOST_HELD, MOST_WAITING
 from pipeline.watching.rows import FoundRows, WatcherFinding, finding_rows, template_of
 from pipeline.watching.session_round import SessionLimits, SessionRound
 from pipeline.watching.sessions.keys import JOINED, JOINT
@@ -122,7 +122,8 @@ class Watcher:
     def _view(self, *, flood: bool, end: bool) -> tuple[View, float]:
         """The state at the beginning of a round, and the seconds for rates that are not live."""
         view = self.state.snapshot(self.max_observations, self.budget.of(MAX_EVENTS))
-        if any(counts.waiting > MOST_WAITING for counts in view.minute_counts.values()):
+        most = MOST_WAITING + (MOST_HELD if self.finite else 0)
+        if any(counts.waiting > most for counts in view.minute_counts.values()):
             return view.without_observations(), RATES_S  # all others wait for them
         return view, BUSY_OLD_S if flood or (view.more and not end) else RATES_S
 

@@ -1,5 +1,7 @@
 """Lines whose times are ahead of the clock: judged where most of them are, counted where they are not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from watching.test_rates import START, frame, play, traffic
@@ -12,6 +14,7 @@ from pipeline.service.status import read_status
 from pipeline.settings import Settings
 from pipeline.watching.anomalies import ANOMALIES
 from pipeline.watching.observation import EVENTS, RATES, Lane, Observation
+from pipeline.watching.rates import minute_counts
 from pipeline.watching.rates.minute_counts import MinuteCounts
 from pipeline.watching.rates.rates import Rates
 from pipeline.watching.table import ObservedTable
@@ -129,6 +132,40 @@ def test_at_the_end_of_a_run_every_line_is_judged_whatever_the_clock_says() -> N
     rates.add(lines[4:], judged=True)
     rates.close(START + 2, finite=True, end=True)
     assert (rates.late, rates.out_of_range, rates._scored.pending) == (0, 0, {})
+
+
+def minutes_of(first: int, last: int) -> Observation:
+    """A batch with sixty templates in each of these minutes of a log that ended long ago."""
+    cells = [(START + minute, template) for minute in range(first, last) for template in range(60)]
+    columns = {
+        "minute": [at for at, _ in cells],
+        "template_id": [template for _, template in cells],
+        "n": [3] * len(cells),
+    }
+    return replace(
+        seen("app.log", START + 2_000),
+        rates=ObservedTable(RATES, columns),
+        newest_ms=60_000 * (START + last),
+    )
+
+
+@pytest.mark.parametrize("held", [1_000, 200_000])
+def test_batches_of_a_run_are_in_the_rates_whatever_their_order(
+    monkeypatch: pytest.MonkeyPatch, held: int
+) -> None:
+    monkeypatch.setattr(minute_counts, "MOST_HELD", held)
+    counts, rates = MinuteCounts(), Rates()
+    order = list(range(0, 600, 10))
+    if held > 36_000:  # what came before the first model is judged last
+        order = order[20:] + order[:20]
+    for look, first in enumerate(order):
+        counts.observe(minutes_of(first, first + 10), judged=True)
+        if counts.is_due(START + 1_000 + look, 0, finite=True):
+            counts.judge(rates, START + 1_000 + look, finite=True)
+    while counts.waiting or counts.behind:
+        counts.judge(rates, START + 2_000, finite=True, end=True)
+    assert (rates.late, rates.out_of_range, counts.left_out.late) == (0, 0, 0)
+    assert rates._scored.closed is not None and rates._scored.closed >= START + 599
 
 
 # ---- sources of one workload ---------------------------------------------------------------------

@@ -32,6 +32,9 @@ ENDS_PART: Final = (
 MOST_COUNTS: Final = 2_000  # pairs of minute and template that may gather; the detector takes 4,096 at once
 # Pairs of a workload past which nothing is read until its detector takes some. A batch may bring twice that.
 MOST_WAITING: Final = 2 * MOST_COUNTS
+# Pairs of a finite log that wait for its end: a few MiB. Its batches come in any order (files are read side by
+# side, and what came before the first model is judged last), so an earlier look would call lines late.
+MOST_HELD: Final = 200_000
 MOST_AHEAD: Final = 32  # batches that wait for their predecessors; beyond, the newest two become one
 
 SLOTS: Final = 60 // SLOT_S  # of a minute
@@ -143,8 +146,16 @@ class MinuteCounts:
         """Lines that wait here."""
         return sum(self.counts.values()) + sum(self.learnt.values())
 
-    def is_due(self, minute: int, now_ms: int) -> bool:
-        """Whether its rates are judged in this minute."""
+    @property
+    def full(self) -> bool:
+        """Whether too many counts wait for the end of a finite log."""
+        return len(self.counts) + len(self.learnt) > MOST_HELD
+
+    def is_due(self, minute: int, now_ms: int, *, finite: bool = False) -> bool:
+        """Whether its rates or values are judged in this minute. `finite`: rates wait for the end of the
+        log."""
+        if finite:
+            return self.behind or self.full or len(self.values) + len(self.learnt_values) > MOST_COUNTS
         if self.behind or self.waiting > MOST_COUNTS:
             return True
         goes_on = self.live and (now_ms - self.newest_ms < SILENT_MS or minute <= self.awaits + LIVE)
@@ -162,14 +173,16 @@ class MinuteCounts:
         """Move the complete counts to the detector at this minute of Redis time, and return its alarms.
 
         Minutes that may still miss a batch stay, unless nothing more will come (`end`) or too many counts
-        wait. `finite`: the end will come, and lines ahead of the clock wait for it. Once `goes_on` says no,
-        the next call continues at once (`behind`).
+        wait. `finite`: the end will come; of its counts only the older half of too many is judged before.
+        Once `goes_on` says no, the next call continues at once (`behind`).
         """
         goes_on = goes_on or _always
         self.last_round, handed = max(self.last_round, minute), True
+        if finite and not (end or self.full or self.behind):
+            return []
         began = not rates.behind
         if began:
-            handed = self._hand_over(rates, minute, goes_on, end=end)
+            handed = self._hand_over(rates, minute, goes_on, finite=finite, end=end)
         alarms = rates.close(self.last_round, goes_on, finite=finite, end=end) if handed else []
         # The last minutes too, unless a continued round has judged them already.
         if end and handed and not rates.behind and (began or self.after):
@@ -185,12 +198,14 @@ class MinuteCounts:
             self.at_ms = None  # of the earlier clock
         self.lead, self.learnt_lead = rates.ahead, rates.learnt_ahead
 
-    def _hand_over(self, rates: Rates, minute: int, goes_on: GoesOn, *, end: bool) -> bool:
+    def _hand_over(self, rates: Rates, minute: int, goes_on: GoesOn, *, finite: bool, end: bool) -> bool:
         """Move the complete counts, oldest minutes first; False if time ran out before the last one."""
-        everything = end or len(self.counts) > MOST_COUNTS
+        everything = end or finite or len(self.counts) > MOST_COUNTS
         until, horizon = self._complete_until(minute)
         # The detector decides about lines that are further ahead, so they do not wait here.
         complete = sorted(key for key in self.counts if everything or not until < key[0] <= horizon)
+        if finite and not end:
+            complete = complete[: len(complete) // 2]
         self.after = EXTRA_ROUNDS if complete or self.learnt else max(0, self.after - 1)
         for counts, keys, judged in (
             (self.learnt, sorted(self.learnt), False),
