@@ -32,8 +32,8 @@ ENDS_PART: Final = (
 MOST_COUNTS: Final = 2_000  # pairs of minute and template that may gather; the detector takes 4,096 at once
 # Pairs of a workload past which nothing is read until its detector takes some. A batch may bring twice that.
 MOST_WAITING: Final = 2 * MOST_COUNTS
-# Pairs of a finite log that wait for its end: a few MiB. Its batches come in any order (files are read side by
-# side, and what came before the first model is judged last), so an earlier look would call lines late.
+# Pairs of a finite log that wait for its end: a few MiB. Its batches come in any order (files are read side
+# by side, and what came before the first model is judged last), so an earlier look would call lines late.
 MOST_HELD: Final = 200_000
 MOST_AHEAD: Final = 32  # batches that wait for their predecessors; beyond, the newest two become one
 
