@@ -27,6 +27,7 @@ from small_bundles import ONE, written
 
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import RedisUnavailable
+from pipeline.messages.pace import PassPace
 from pipeline.messages.routing import ALL_QUEUES
 from pipeline.models.evidence import Evidence
 from pipeline.models.known.patterns import KNOWN_SCHEMA, KnownPatterns
@@ -257,6 +258,7 @@ class World:
     def _start(self) -> Process:
         process = Process(self.app, self.settings)
         process.__dict__["masks"] = MASKS  # reading them takes longer than everything else here
+        process.pace = PassPace(sleep=lambda _: None)  # nothing comes meanwhile
         process.__dict__["client"] = crashing(str(self.settings.redis.url), self.crash)
         return process
 
