@@ -135,6 +135,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return LONGEST.index(name) if name in LONGEST else len(LONGEST), not name.startswith("e2e/")
 
     items.sort(key=rank)
+    if not config.getoption("--nightly"):
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
     if not config.getoption("--images"):  # as the file above
         items[:] = [item for item in items if "podman" not in getattr(item, "fixturenames", ())]
     if config.getoption("--quick"):
@@ -160,9 +162,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "tests/gpu/test_jobs.py runs jobs in containers; the engine works in DIR and leaves 12 GB there",
     )
     parser.addoption(
-        "--every-crash-point",
+        "--nightly",
         action="store_true",
-        help="tests/ledger/test_crash_points.py strikes every effect with every fault (minutes), not each with one",
+        help="tests/ledger/test_crash_points.py strikes every effect with every fault (minutes), not each with one, "
+        "and variants that are marked `nightly` run as well",
     )
 
 

@@ -52,7 +52,7 @@ def objects() -> tuple[dict[str, bytes], Counter[str]]:
     return found, records
 
 
-@pytest.fixture(params=["folder", "bucket"])
+@pytest.fixture(params=["folder", pytest.param("bucket", marks=pytest.mark.nightly)])
 def bucket(request: pytest.FixtureRequest) -> S3Server | None:
     return request.getfixturevalue("s3_server") if request.param == "bucket" else None
 

@@ -68,7 +68,7 @@ class Machines:
             return parquet_of(self.settings).scan().filter(pl.col("workload") == workload).collect()
 
 
-@pytest.fixture(scope="module", params=["folder", "bucket"])
+@pytest.fixture(scope="module", params=[pytest.param("folder", marks=pytest.mark.nightly), "bucket"])
 def machines(request: pytest.FixtureRequest) -> Iterator[Machines]:
     folder = Path(tempfile.mkdtemp(prefix="logweir-two-"))
     bucket: S3Server | None = request.getfixturevalue("s3_server") if request.param == "bucket" else None
@@ -97,8 +97,8 @@ def test_two_machines_share_what_they_learn_and_the_work_of_one_that_dies(machin
     """One test: each part begins where the one before ended. A machine dies over each store, in one of
     two ways; both stores are held to one contract (tests/store)."""
     _what_one_learns_both_serve_and_any_host_reads(machines)
+    _the_page_on_more_machines_runs_word_for_word(machines)
     if machines.bucket is None:
-        _the_page_on_more_machines_runs_word_for_word(machines)
         _the_work_of_a_machine_that_dies_is_done_and_it_joins_again(machines)
     else:
         _a_third_machine_joins_while_another_one_dies(machines)

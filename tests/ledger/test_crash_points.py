@@ -337,9 +337,9 @@ def draw_of(request: pytest.FixtureRequest, life: Life, fault: Fault | None = No
 def test_a_fault_at_any_effect_loses_and_doubles_nothing(
     app: Celery, world_settings: Settings, life: Life, fault: Fault, request: pytest.FixtureRequest
 ) -> None:
-    """At every effect with --every-crash-point, else at some that each run draws anew."""
+    """At every effect with --nightly, else at some that each run draws anew."""
     points = range(1, effects_of(app, world_settings, life) + 1)
-    if not request.config.getoption("--every-crash-point"):
+    if not request.config.getoption("--nightly"):
         points = draw_of(request, life, fault).sample(points, min(AT_ONCE, len(points)))
     for n, point in enumerate(points):
         assert live(app, world_settings, life, Crash(fault, (point,)), redeliver=bool(n % 2)).struck
