@@ -140,6 +140,8 @@ def sentinel_group(
             first.port, down_after_ms=DOWN_AFTER_MS, password=password, own_password=sentinel_password
         )
         sentinels = [started(f"sentinel{n}", watch, "--sentinel", login=sentinel_password) for n in range(3)]
+        for sentinel in sentinels:  # a fail-over ends with what servers say when they are asked, every 10 s
+            sentinel.client.execute_command("SENTINEL", "DEBUG", "INFO-PERIOD", "1000")
         query = f"&sentinel_password={sentinel_password}" if sentinel_password else ""
         query += "" if tls is None else f"&ssl_ca_certs={tls.ca}"
         login = f":{password}@" if password else ""

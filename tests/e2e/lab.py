@@ -152,7 +152,7 @@ class Lab:
 
         def watch() -> None:
             keys = self.registry.keys
-            while not stop.wait(0.005):
+            while not stop.wait(0.02):
                 ids = [raw.decode() for raw in client.zrange(keys.trainings, 0, -1)]
                 look = client.pipeline(transaction=True)  # all states of one moment
                 for request_id in ids:

@@ -133,7 +133,7 @@ def test_a_living_master_that_is_replaced_keeps_no_push_that_the_new_one_lacks(
     thread = threading.Thread(target=pushing.run)
     thread.start()
     try:
-        for _ in range(3):
+        for _ in range(2):
             assert pushing.go_on(100, within_s=30)
             before = group.master()
             assert wait_until(group.ready, timeout_s=30)

@@ -4,7 +4,7 @@ attack."""
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from html.parser import HTMLParser
@@ -39,6 +39,7 @@ FLAGS: Final = (
 # All rules at the narrowest and the widest; at the width between, the colours of the dark theme. Room is
 # measured at each.
 LOOKS: Final = (("light", 400), ("dark", 800), ("light", 1600))
+ENDS: Final = (400, 1600)
 HEAVIEST: Final = 200 * 1024  # bytes of a page with all that it loads
 LIVE_MS: Final = 3_000
 # Pages of one thing; the others are found in the navigation. Links of `inside` are taken from the page.
@@ -157,9 +158,12 @@ def every_page(console: Console, context: BrowserContext) -> list[str]:
     return [*wanted, f"{console.url}/silences"]
 
 
+@pytest.mark.parametrize("at_each", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_every_page_is_open_to_everybody_in_both_themes_and_at_every_width(
-    console: Console, visit: BrowserContext
+    console: Console, visit: BrowserContext, at_each: bool
 ) -> None:
+    """Every second page is asked all rules at its narrowest and the others at their widest, or all pages at
+    each of the two."""
     troubles: list[str] = []
     pages = every_page(console, visit)
     assert len(pages) >= 15
@@ -168,25 +172,26 @@ def test_every_page_is_open_to_everybody_in_both_themes_and_at_every_width(
         f"{console.url}/nothing-here",
         f"{console.url}/lines?since=30d",
     ]
-    for url in pages:
+    for n, url in enumerate(pages):
         with opened(visit, url, troubles) as page:
             weight = page.evaluate(WEIGHT)
             if weight > HEAVIEST:
                 troubles.append(f"{url} weighs {weight:,} bytes")
-            troubles += found_by_axe(page)
+            troubles += found_by_axe(page, ENDS if at_each else ENDS[n % 2 :][:1])
     assert not troubles, "\n".join(dict.fromkeys(troubles))
 
 
-def found_by_axe(page: Page) -> list[str]:
-    """What is wrong with a page in each of LOOKS."""
+def found_by_axe(page: Page, ends: Sequence[int] = ENDS) -> list[str]:
+    """What is wrong with a page in each of LOOKS, by all rules at these widths."""
     troubles: list[str] = []
     page.evaluate(AXE_SCRIPT)
     for theme, width in LOOKS:
         page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
         page.set_viewport_size({"width": width, "height": 900})
         where = f"{urlsplit(page.url).path} {theme} {width}"
-        rules = COLOURS if theme == "dark" else ()
-        troubles += [f"{where}: {found}" for found in page.evaluate(AXE, rules)]
+        if theme == "dark" or width in ends:
+            rules = COLOURS if theme == "dark" else ()
+            troubles += [f"{where}: {found}" for found in page.evaluate(AXE, rules)]
         if (over := page.evaluate(TOO_WIDE)) > 0:
             troubles.append(f"{where} is {over} px too wide")
     return troubles
