@@ -184,7 +184,9 @@ def test_a_redis_with_another_password_is_named_and_no_password_is_shown(
         assert "refuses the login" in sentence(logweir.inside("up", REDIS_URL=f"unix://{socket_path}"))
 
 
+@pytest.mark.nightly
 def test_the_password_of_redis_stands_in_no_log_and_no_output(tmp_path: Path) -> None:
+    """Of a Redis without users; test_hostile_stack.py asks more of one with a user."""
     with server(tmp_path, "--requirepass", "s3cret-word") as client:
         socket_path = client.connection_pool.connection_kwargs["path"]
         with running({"REDIS_URL": f"unix://:s3cret-word@{socket_path}"}) as up:

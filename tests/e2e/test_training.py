@@ -44,7 +44,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     ("stage", "victim"),
     [
         (TrainingState.FETCHING, "child"),
-        (TrainingState.TRAINING, "child"),
+        pytest.param(TrainingState.TRAINING, "child", marks=pytest.mark.nightly),
         (TrainingState.TRAINING, "worker"),
         (TrainingState.JUDGING, "child"),
         (TrainingState.PUBLISHING, "child"),

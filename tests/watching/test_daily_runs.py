@@ -18,9 +18,10 @@ BUSY, JOB = 1, 7
 
 
 class Shop:
-    """A workload with a line of BUSY every ten minutes, and jobs; or one of `jobs_alone`."""
+    """A workload with a line of BUSY every `every` minutes, and jobs; or one of `jobs_alone`."""
 
-    def __init__(self, *, jobs_alone: bool = False) -> None:
+    def __init__(self, *, jobs_alone: bool = False, every: int = 15) -> None:
+        self.every = every
         self.busy = [] if jobs_alone else [BUSY]
         self.rates = Rates.unpack(None)
         self.minute = START
@@ -29,10 +30,10 @@ class Shop:
     def until(self, end: int, runs: Mapping[int, Sequence[int]], *, silent: range = range(0)) -> None:
         """Minutes since START. `runs`: the templates of a minute. `silent`: minutes without any line."""
         for minute in range(self.minute - START, end):
-            templates = [*([] if minute % 10 else self.busy), *runs.get(minute, ())]
+            templates = [*([] if minute % self.every else self.busy), *runs.get(minute, ())]
             if templates and minute not in silent:
                 self.rates.add([(START + minute, one, 1) for one in templates], judged=True)
-            if minute % 10 == 0 or (templates and minute not in silent):
+            if minute % self.every == 0 or (templates and minute not in silent):
                 self.alarms += self.rates.close(START + minute + 1)
         self.minute = START + end
 
@@ -86,7 +87,8 @@ def test_a_run_that_stops_halfway_misses_the_rest(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("silent", [range(-5, 90), range(-600, 300), range(5 - DAY, 15)])
-def test_nothing_is_missed_while_the_workload_was_silent(shop: Shop, silent: range) -> None:
+def test_nothing_is_missed_while_the_workload_was_silent(silent: range) -> None:
+    shop = Shop(every=10)
     at = 4 * DAY + NIGHT
     runs = {day * DAY + NIGHT: (JOB, JOB + 1) for day in range(4)} | {5 * DAY + NIGHT: (JOB, JOB + 1)}
     shop.until(6 * DAY, runs, silent=range(at + silent.start, at + silent.stop))
