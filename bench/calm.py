@@ -1,4 +1,5 @@
 """Incidents of a calm shop by day: known errors, a deploy, one real fault, and nightly jobs that stay away.
+And the false alarms of a calm day of one service and of 200.
 
 A model is trained on three days. The week after goes through the product's own steps in the order of time:
 masks, templates, verdicts, observations, and a round of the watcher every ten minutes on a Redis of its own.
@@ -17,6 +18,7 @@ from typing import Any, Final, cast
 import polars as pl
 from msgspec.structs import asdict
 
+from bench._calm_services import DAY, false_alarms
 from bench._calm_shop import (
     FAULT_DAY,
     JOB,
@@ -57,6 +59,8 @@ from pipeline.watching.watcher import Watcher
 
 MOST_A_DAY: Final = 3
 CALM_DAYS: Final = (3, 5)  # of the week, without deploy or fault, after the first two
+SERVICES: Final = 200
+MOST_TIMES: Final = 3  # false alarms of so many services, in those of one
 _SLOT: Final = timedelta(minutes=10)
 _SEED: Final = 1
 _OF_LINE: Final = ["masked", "severe", "level", "workload"]
@@ -88,7 +92,11 @@ def measure(data: Path, args: argparse.Namespace) -> dict[str, Any]:  # noqa: AR
         if incident.first >= week:
             days[(incident.first - week).days + 1].append(incident)
     fault = max(days[FAULT_DAY], key=_gravity, default=None)
+    calm = false_alarms(SERVICES, DAY, seed=args.seed, per_day=Settings().watch.alerts_per_day)
     return {
+        "false_alarms_of_one_service": calm.of_one,
+        f"false_alarms_of_{SERVICES}_services": calm.of_all,
+        f"findings_of_{SERVICES}_services": calm.found,
         "incidents_by_day": [len(some) for some in days.values()],
         "fault_first": fault is not None and REFUSED in fault.title,
         "missing_job_named": all(
@@ -106,7 +114,9 @@ def failed(values: dict[str, Any]) -> bool:
     """Whether the week had more incidents than a person reads, or hid what was wrong."""
     counts = values["incidents_by_day"]
     quiet = max(counts[1:]) <= MOST_A_DAY and not any(counts[day - 1] for day in CALM_DAYS)
-    return not (quiet and values["fault_first"] and values["missing_job_named"])
+    most = MOST_TIMES * max(values["false_alarms_of_one_service"], Settings().watch.alerts_per_day)
+    shared = values[f"false_alarms_of_{SERVICES}_services"] <= most
+    return not (quiet and shared and values["fault_first"] and values["missing_job_named"])
 
 
 def _gravity(incident: Incident) -> tuple[int, int, int]:
@@ -156,7 +166,7 @@ def _judged(lines: pl.DataFrame, week: datetime, out: Path) -> tuple[bundle.Mani
         sample.with_columns(baseline=pl.lit(value=False)),
         out,
         seed=_SEED,
-        alerts_per_day=Settings().train.alerts_per_day,
+        news_per_day=Settings().train.news_per_day,
         workloads=names,
     )
     few = lines.unique([*_OF_LINE, "template_id"], keep="first", maintain_order=True)

@@ -109,6 +109,8 @@ def _watching(console: Console, watching: Mapping[str, float]) -> None:
         for name, word in (("sessions", "open session"), ("incidents", "open incident"))
         if watching[name]
     ]
+    if kept := int(watching["kept_back"]):
+        parts.append(f"{plural(kept, 'finding')} kept back by the alarm budget since the beginning")
     late = watching["age_s"] > LATE_S
     if late:
         waits = plural(int(watching["observations"]), "stored batch")

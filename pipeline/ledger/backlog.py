@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pipeline.ledger.store import LedgerStore, counters, text
 from pipeline.records.delivery import UNFINISHED, Stage
-from pipeline.records.left_out import LEFT_OUT
+from pipeline.records.left_out import KEPT_BACK, LEFT_OUT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,7 @@ class Backlog:
 
     def watching(self) -> dict[str, float]:
         """The state of the watcher: open sessions and incidents, waiting and dropped observations, and what
-        its rates and numbers left out (records/left_out.py).
+        its rates and numbers left out (records/left_out.py), and findings that the alarm budget kept back.
 
         `age_s`: seconds since the last round while there was anything to read.
         """
@@ -160,7 +160,7 @@ class Backlog:
             "incidents": totals.get("incidents", 0),
             "observations": observations,
             "dropped": totals.get("dropped", 0),
-            **{kind: totals.get(kind, 0) for kind in (*LEFT_OUT, "workloads")},
+            **{kind: totals.get(kind, 0) for kind in (*LEFT_OUT, KEPT_BACK, "workloads")},
             "age_s": max(0, now - totals.get("round_ms", now)) / 1000,
         }
 

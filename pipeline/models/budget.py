@@ -92,11 +92,11 @@ def errors_per_day(sample: pl.DataFrame) -> dict[int, float]:
     return {template_id: round(count * _DAY_S / spanned_s, 3) for template_id, count in rows}
 
 
-def chance_within(alerts_per_day: float, novel: float | None) -> float:
+def chance_within(news_per_day: float, novel: float | None) -> float:
     """The chance of a false alarm per new normal template that a budget allows, 5 % at most.
 
     Above 5 % the threshold would lie among ordinary lines.
     """
-    if novel is None or novel * CHANCE <= alerts_per_day:
+    if novel is None or novel * CHANCE <= news_per_day:
         return CHANCE
-    return alerts_per_day / novel
+    return news_per_day / novel

@@ -79,9 +79,7 @@ class FitRequest:
     tokens: tuple[str, ...]  # mask tokens
     mask_version: str
     device: str = "cpu"
-    alerts_per_day: float = (
-        math.inf
-    )  # false alarms that a workload may raise; needs `first_seen` in the sample
+    news_per_day: float = math.inf  # false alarms that a workload may raise; needs `first_seen` in the sample
     known_normal: frozenset[int] = (
         frozenset()
     )  # marked as normal: learnt however rare or error-like they look
@@ -146,7 +144,7 @@ def fit(sample: pl.DataFrame, request: FitRequest) -> Generator[FitProgress, Non
     evidence = model.score(chosen.held_out["masked"].to_list())
     rows = zip(evidence, chosen.held_out["severe"], strict=True)
     normal = [Normal(evidence=e, severe=severe) for e, severe in rows if e.tokens > 0]
-    chance = chance_within(request.alerts_per_day, chosen.novel_per_day)
+    chance = chance_within(request.news_per_day, chosen.novel_per_day)
     calibration = calibrate(normal, total=chosen.total, chance=chance)
     seconds = time.monotonic() - began
     stats = _stats(chosen, fitted, normal, calibration, seconds=seconds, device=request.device)
@@ -268,7 +266,7 @@ def _write(
                 (masked, count, chosen.workloads.get(pattern, ""))
                 for masked, count, pattern in frame.select("masked", "count", "pattern_id").iter_rows()
             ),
-            allowed=request.alerts_per_day * chosen.days,
+            allowed=request.news_per_day * chosen.days,
         ).write,
         bundles.WORDS: pl.DataFrame({"word": frequent}, schema={"word": pl.String}).write_parquet,
         **{name: partial(_write_bytes, content) for name, content in contents.items()},

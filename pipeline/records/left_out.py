@@ -14,6 +14,7 @@ from pipeline.records.wire import Codec
 from pipeline.units import plural, seconds
 
 LEFT_OUT: Final = ("ahead", "late", "out_of_range", "values", "session_events", "failed")
+KEPT_BACK: Final = "kept_back"  # findings that opened no incident (watching/alarm_budget.py)
 MOST_LEAD: Final = 26 * 60  # minutes between the clocks of two time zones, at most
 AHEAD: Final = timedelta(minutes=MOST_LEAD)  # times further ahead of the clock are of a broken one
 

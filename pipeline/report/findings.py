@@ -44,7 +44,7 @@ LEAST_STARTING_S: Final = 1.0
 MOST_STARTING_S: Final = 30.0
 LONG_S: Final = 20.0
 STARTED_RECORDS: Final = 100
-NEWS: Final = 10.0  # strangest calm templates of a run; as the default of `alerts_per_day`
+NEWS: Final = 10.0  # strangest calm templates of a run; as the default of `news_per_day`
 SAMPLE_CHARS: Final = 8_000  # Of a sample's text. A stack trace fits, a dumped payload does not.
 REASONS_OF_A_KIND: Final = 20  # A reader stops earlier.
 

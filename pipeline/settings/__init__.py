@@ -309,8 +309,8 @@ class TrainSettings(Group, frozen=True, rename=_TRAIN):
     span_s: Annotated[float, says("greatest age of a line to learn from", 1, CENTURY_S)] | None = None
     exclude_words: Annotated[Words, says("trainings skip lines with one of these words")] = ()
     exclude_anomalous: Annotated[bool, says("do not learn from lines that were judged anomalous")] = False
-    alerts_per_day: Annotated[
-        float, says("false alarms a day over new lines of a workload", 0.01, 10_000)
+    news_per_day: Annotated[
+        float, says("calm new lines a day to list; they open no incident", 0.01, 10_000)
     ] = 10.0
     seed: Annotated[int, says("seed of a training", 0, 2**31 - 1)] = 0
     edition: Annotated[
@@ -338,11 +338,12 @@ class TrainSettings(Group, frozen=True, rename=_TRAIN):
 
 
 class WatchSettings(Group, frozen=True):
-    """The watchlist and sessions."""
+    """The watchlist, sessions and alarms."""
 
     unwatched: Annotated[
         Literal["score", "skip"], says("what to do with workloads off the watchlist: skip only counts")
     ] = "score"
+    alerts_per_day: Annotated[float, says("false alarms a day of the whole deployment", 0.01, 10_000)] = 2.0
     session_timeout_s: Annotated[float, says("gap after which a session is judged", 1, DAY_S)] = 60.0
     session_keys: Annotated[
         Words, says("regular expressions (Rust), each with one group: the key of a session")

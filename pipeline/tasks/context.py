@@ -289,6 +289,7 @@ class Context:
             store=self._store_found,
             normal=self.marks.normal,
             usual=self.usual_errors,
+            novel=self.novel_per_day,
         )
         return Watcher(WatcherState(self.client, self.settings), self.settings, callbacks)
 
@@ -316,6 +317,16 @@ class Context:
             return {} if version is None else self.models.usual_errors(version)
         except (ModelUnavailable, BadBundle):  # status shows the fault
             return {}
+
+    def novel_per_day(self, workload: str) -> float:
+        """New calm templates that the training of the live version expects of the workload in a day; one
+        where nothing tells."""
+        try:
+            version = self.version(workload)
+            novel = None if version is None else self.models.novel_per_day(version)
+        except (ModelUnavailable, BadBundle):  # status shows the fault
+            novel = None
+        return 1.0 if novel is None else novel
 
     def _store_found(self, batch_id: str, _: str, rows: pl.DataFrame) -> None:
         """Write findings to every sink. Idempotent: the id of the rows is final. Raises Rejected where a sink

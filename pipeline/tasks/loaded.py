@@ -67,6 +67,7 @@ class LoadedModels:
         self._copies: OwnCopies[LineModel] | None = None  # on the leased device
         self._knowledge: LRUCache[str, Knowledge] = LRUCache(LOADED_MODELS)
         self._usual: LRUCache[str, Mapping[int, float]] = LRUCache(LOADED_MODELS)
+        self._novel: LRUCache[str, float | None] = LRUCache(LOADED_MODELS)
         self._sessions: LRUCache[str, dict[tuple[str | None, str], SessionModel]] = LRUCache(LOADED_MODELS)
         self._lock = threading.RLock()
         read: dict[ModelPart | None, Callable[[str], object]] = {
@@ -115,6 +116,11 @@ class LoadedModels:
         """Error-like templates that came all through the training of a version, with their lines a day.
         Raises BadBundle."""
         return self._cached(self._usual, version, lambda: dict(self.registry.manifest(version).daily))
+
+    def novel_per_day(self, version: str) -> float | None:
+        """New calm templates of a workload a day, by the training of a version; None where its sample had no
+        times. Raises BadBundle."""
+        return self._cached(self._novel, version, lambda: self.registry.manifest(version).stats.novel_per_day)
 
     def session_model(self, version: str, workload: str, kind: str) -> SessionModel | None:
         """The session model of a workload and a kind of key; None if the version has none for them or it

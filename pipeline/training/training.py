@@ -303,7 +303,7 @@ class Training:
             out=self.registry.path(version),
             version=version,
             device=self.place.device,
-            alerts_per_day=self.settings.train.alerts_per_day,
+            news_per_day=self.settings.train.news_per_day,
             parent=live.version if live else None,
             known_normal=self.known_normal,
             model=self.request.model,

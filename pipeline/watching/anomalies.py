@@ -24,6 +24,7 @@ ANOMALIES: Final = Schema(
         "first": pl.Int64,  # event time, milliseconds since the epoch
         "last": pl.Int64,
         "score": pl.Float64,
+        "p_value": pl.Float64,  # the lowest, null where none has one
         "level": pl.String,  # the most severe
         # 3: error-like by level or reason, 2: warning or marked, 1: neither (findings.finding_severity).
         "severity": pl.Int64,
@@ -37,7 +38,7 @@ ANOMALIES: Final = Schema(
 )
 Ints = npt.NDArray[np.int64]
 ANOMALY_COLUMNS: Final = (
-    "timestamp", "timed", "line", "lines", "template_id", "anomalous", "score", "level", "reasons", "message",
+    "timestamp", "timed", "line", "lines", "template_id", "anomalous", "score", "p_value", "level", "reasons", "message",
     "raw", "source",
 )  # fmt: skip
 
@@ -102,6 +103,7 @@ class _AnomalyGroups:
                 "first": np.minimum.reduceat(np.where(counts, at, bounds.max)[order], starts),
                 "last": np.maximum.reduceat(np.where(counts, at, bounds.min)[order], starts),
                 "score": np.fmax.reduceat(found["score"].to_numpy()[order], starts),
+                "p_value": np.fmin.reduceat(found["p_value"].to_numpy()[order], starts),
                 "level": np.maximum.reduceat(rank[order], starts),
                 "severity": np.maximum.reduceat(np.where(severe, 3, np.where(warned, 2, 1))[order], starts),
                 "new": np.logical_or.reduceat(is_new[order], starts),
@@ -112,7 +114,8 @@ class _AnomalyGroups:
     def table(self, found: pl.DataFrame, order: Ints) -> ObservedTable:
         """ANOMALIES of these groups, in this order."""
         columns: dict[str, list[Any]] = {name: one[order].tolist() for name, one in self.values.items()}
-        columns["score"] = [None if math.isnan(score) else score for score in columns["score"]]
+        for name in ("score", "p_value"):
+            columns[name] = [None if math.isnan(value) else value for value in columns[name]]
         columns["level"] = [None if rank < 0 else LEVELS[rank] for rank in columns["level"]]
         first = self.first[order]
         of_first = {name: found[name][first].to_list() for name in ("message", "raw", "source", "line")}

@@ -47,6 +47,10 @@ class SessionJudge(Protocol):
         """Of a joint model: who calls whom."""
 
     @property
+    def per_day(self) -> float:
+        """The sessions that are judged in a day, as many as the training had."""
+
+    @property
     def stateful(self) -> bool:
         """Whether a session after a gap is judged with everything before the gap."""
 
@@ -56,6 +60,10 @@ class SessionJudge(Protocol):
 
 def _nothing_usual(_workload: str) -> Mapping[int, float]:
     return {}
+
+
+def _one_a_day(_workload: str) -> float:
+    return 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,3 +77,5 @@ class Callbacks:
     normal: Callable[[Sequence[int], str], AbstractSet[int]]
     # workload -> error-like templates that its training knows, with their lines a day.
     usual: Callable[[str], Mapping[int, float]] = _nothing_usual
+    # workload -> new calm templates that its training expects in a day.
+    novel: Callable[[str], float] = _one_a_day

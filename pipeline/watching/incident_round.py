@@ -1,25 +1,28 @@
 """A round's work on incidents: anomalous templates and the round's findings become events of incidents."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
 from pipeline.errors import BadPayload, TooNew
 from pipeline.logs import logger
+from pipeline.records.left_out import KEPT_BACK
+from pipeline.watching.alarm_budget import AlarmBudget
 from pipeline.watching.callbacks import ANY_FAILURE, passes
 from pipeline.watching.incidents.daily import DailyTemplates
 from pipeline.watching.incidents.live import Incidents
 from pipeline.watching.incidents.origins import TraceShape
 from pipeline.watching.incidents.transitions import incident_transitions
+from pipeline.watching.incidents.values import TEMPLATE, IncidentEvent
 from pipeline.watching.rows import WatcherFinding
 from pipeline.watching.sessions.keys import JOINT
 from pipeline.watching.state import WatcherState
-from pipeline.watching.verdicts import AHEAD_MS, Familiarity, events_of
+from pipeline.watching.verdicts import AHEAD_MS, MARKED_SCORE, Familiarity, events_of
 from pipeline.watching.view import Changes, View
 
+CALM: Final = 1  # neither an error nor a warning: it opens no incident
 SEVERE: Final = 3  # at an error level or with an error word
-MARKED_SCORE: Final = 1.0  # of lines that a person marked as anomalous
 INTERVAL_MS: Final = 30_000  # incidents are updated so often when nothing happens
 
 
@@ -33,13 +36,17 @@ class IncidentRound:
     usual: Callable[
         [str], Mapping[int, float]
     ]  # workload -> errors a day that its training knows, by template
+    novel: Callable[[str], float]  # workload -> new calm templates a day
+    budget: AlarmBudget
     shape: TraceShape | None = None  # None: as it was known before
 
     def run(self) -> Changes:
         """Raises RedisUnavailable."""
         changes = Changes()
         familiar = self._familiar(changes)
-        events = events_of(self.view.observed, self.found, self.view.minute_counts, familiar=familiar)
+        events = events_of(
+            self.view.observed, self.found, self.view.minute_counts, familiar=familiar, novel=self.novel
+        )
         if not events and self.view.now_ms - self.view.incidents_ms < INTERVAL_MS:
             changes.incidents_now = self.view.incidents
             return changes
@@ -50,6 +57,9 @@ class IncidentRound:
         try:
             before = incidents.all()
             incidents.shape = self.shape or incidents.shape
+            events, kept_back = within_budget(incidents, events, self.budget)
+            if kept_back:
+                changes.grown[KEPT_BACK] = kept_back
             incidents.add(events)
             incidents.close(datetime.fromtimestamp(self.view.now_ms / 1000, UTC))
             blob, after = incidents.pack(), incidents.all()
@@ -126,3 +136,18 @@ class IncidentRound:
             logger(workload=workload).warning("watch.damaged", what="daily templates", why=str(exc))
             changes.failed[workload] += 1
             return DailyTemplates()
+
+
+def within_budget(
+    incidents: Incidents, events: Sequence[IncidentEvent], budget: AlarmBudget
+) -> tuple[list[IncidentEvent], int]:
+    """The events, those that the alarm budget keeps back as calm ones, and how many findings these are."""
+    judged, kept_back = [], 0
+    for event in events:
+        seen = [*incidents.sightings((event.workload, event.cause)), (event.first, event.count)]
+        if event.severity > CALM and not budget.rings(event.chance, event.last, seen):
+            judged.append(replace(event, severity=CALM))
+            kept_back += event.count if event.kind != TEMPLATE else 1
+        else:
+            judged.append(event)
+    return judged, kept_back

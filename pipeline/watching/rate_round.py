@@ -37,6 +37,7 @@ class RateRound:
     view: View
     clock: Callable[[], float]  # seconds
     budget_s: float
+    alarm_per_day: float  # share of the alarm budget of a workload and a kind of finding
     old_s: float
     finite: bool
     end: bool
@@ -100,7 +101,9 @@ class RateRound:
     def _rates(self, counts: MinuteCounts, rates: Rates, minute: int, goes_on: GoesOn) -> list[Alarm]:
         """Judge the lines of complete minutes."""
         late, out_of_range = rates.late, rates.out_of_range
-        alarms = counts.judge(rates, minute, finite=self.finite, end=self.end, goes_on=goes_on)
+        alarms = counts.judge(
+            rates, minute, finite=self.finite, end=self.end, goes_on=goes_on, alarm_per_day=self.alarm_per_day
+        )
         counts.left_out.late += rates.late - late
         counts.left_out.out_of_range += rates.out_of_range - out_of_range
         return alarms
@@ -117,7 +120,7 @@ class RateRound:
         numbers = self._readable("numbers", Numbers.unpack, workload, blob)
         without = numbers.without
         numbers.step(learnt.items(), judged=False)
-        alarms = numbers.step(judged.items(), judged=True)
+        alarms = numbers.step(judged.items(), judged=True, alarm_per_day=self.alarm_per_day)
         counts.left_out.values += round(numbers.without - without)
         packed = self.changes.distributions[workload] = numbers.pack()
         counts.numbers_size = len(packed)

@@ -16,6 +16,7 @@ import polars as pl
 from pipeline.records.batch import digest
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.records.verdict import OURS, pattern_ids
+from pipeline.watching.alarm_budget import ChanceRate
 
 SESSIONS: Final = f"{OURS}sessions"
 RATES: Final = f"{OURS}rates"
@@ -39,6 +40,7 @@ class WatcherFinding:
     reasons: tuple[str, ...]
     score: float
     p_value: float
+    chance: ChanceRate
     version: str  # model version of the verdict, "" for none
     line: int = 0  # of its begin in the source, 0 for none
     timed: bool = True  # false: `at` is a time of arrival

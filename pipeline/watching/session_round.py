@@ -21,7 +21,7 @@ from pipeline.watching.rows import WatcherFinding
 from pipeline.watching.sessions.follow_ups import Missing
 from pipeline.watching.sessions.growing import GRACE_S, BatchEvents, GrowingSession, batch_events
 from pipeline.watching.sessions.history import KEEP_MS, SessionHistory
-from pipeline.watching.sessions.joint import EventNames, Places
+from pipeline.watching.sessions.joint import EventNames
 from pipeline.watching.sessions.keys import (
     JOINED,
     JOINT,
@@ -376,7 +376,7 @@ class SessionRound:
             elif name in histories:
                 changes.forgotten_histories.add(name)
         changes.judged = sum(map(len, cut))
-        changes.found = self._in_words(wrong, version, model.places)
+        changes.found = self._in_words(wrong, version, model)
         return changes
 
     def _missing(self, model: SessionJudge, segment: Segment) -> list[Missing]:
@@ -385,10 +385,10 @@ class SessionRound:
         return model.follow_ups.missing(segment.templates, segment.at_ms, waited_ms=self.limits.timeout_ms)
 
     def _in_words(
-        self, wrong: Sequence[tuple[Segment, SessionVerdict, str]], version: str, learnt: Places
+        self, wrong: Sequence[tuple[Segment, SessionVerdict, str]], version: str, model: SessionJudge
     ) -> list[WatcherFinding]:
         """The findings; of a trace as a whole only for a workload in which no part of it is reported."""
-        names = [EventNames({}, {**learnt, **segment.places}) for segment, _, _ in wrong]
+        names = [EventNames({}, {**model.places, **segment.places}) for segment, _, _ in wrong]
         named = [named_in(segment, verdict) for segment, verdict, _ in wrong]
         templates = (
             name.template(event) for name, events in zip(names, named, strict=True) for event in events
@@ -396,7 +396,8 @@ class SessionRound:
         texts = self.state.texts(template for template in templates if template is not None)
         found, told = [], dict[str, set[str]]()
         for (segment, verdict, entry), name in zip(wrong, names, strict=True):
-            finding = of_session(segment, verdict, version, replace(name, texts=texts))
+            named_here = replace(name, texts=texts)
+            finding = of_session(segment, verdict, version, named_here, per_day=model.per_day)
             workloads = told.setdefault(entry, set(self.reported.get(entry, ())))
             if not segment.places or finding.workload not in workloads:
                 found.append(finding)

@@ -1,37 +1,44 @@
 """Verdicts on sessions and alarms of rates as findings in words, and as events of incidents."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from pipeline.records.batch import digest
 from pipeline.records.left_out import AHEAD
 from pipeline.records.verdict import Reason
 from pipeline.units import plural
+from pipeline.watching.alarm_budget import GRAVE, ChanceRate
 from pipeline.watching.incidents.leading import grade_of, thrown_in
 from pipeline.watching.incidents.named import by_last_part, named_in_text
 from pipeline.watching.incidents.starts import NEW_VERSION
 from pipeline.watching.incidents.values import TEMPLATE, IncidentEvent
+from pipeline.watching.numbers import scores
 from pipeline.watching.numbers.alarms import NumberAlarm, number_sentence
 from pipeline.watching.observation import Observation
+from pipeline.watching.rates import thresholds as rates
 from pipeline.watching.rates.rates import Alarm
 from pipeline.watching.rows import NUMBERS, RATES, SESSIONS, WatcherFinding
 from pipeline.watching.sessions.joint import EventNames, localised
-from pipeline.watching.sessions.model import SessionVerdict
+from pipeline.watching.sessions.model import LEVEL, SessionVerdict
 from pipeline.watching.sessions.open_sessions import Segment
 
 KEY_CHARS: Final = 80  # Of a session key in a sentence.
 TEXT_CHARS: Final = 120  # Of a template in a sentence.
 MAX_SHOWN: Final = 20  # Events of a session: the first and the last of them.
+MARKED_SCORE: Final = 1.0  # of lines that a person marked as anomalous
 SEVERITY: Final = 2  # As of a warning (findings.finding_severity).
 AHEAD_MS: Final = AHEAD // timedelta(milliseconds=1)
 
 
-def of_session(segment: Segment, verdict: SessionVerdict, version: str, names: EventNames) -> WatcherFinding:
+def of_session(
+    segment: Segment, verdict: SessionVerdict, version: str, names: EventNames, *, per_day: float
+) -> WatcherFinding:
     """An anomalous session, with its events. A trace as a whole counts for the workload of the event that the
-    reason names."""
+    reason names. `per_day`: sessions of its kind."""
     fault = _fault(segment, verdict)
     plain = localised(verdict, names.places)
     until_now = segment.next_history()
@@ -51,6 +58,7 @@ def of_session(segment: Segment, verdict: SessionVerdict, version: str, names: E
         reasons=plain.reasons,
         score=verdict.score,
         p_value=verdict.p_value,
+        chance=ChanceRate(per_day=per_day * verdict.p_value, found_per_day=per_day * LEVEL),
         version=version,
         line=segment.lines[fault] if until_now.source else 0,  # of a pack, it is one of any of its files
         timed=segment.timed,
@@ -181,6 +189,7 @@ def of_alarm(workload: str, alarm: Alarm, texts: Mapping[int, str]) -> WatcherFi
         reasons=(f"{alarm.kind.value}:{alarm.template_id}" if alarm.template_id else alarm.kind.value,),
         score=alarm.score,
         p_value=alarm.p_value,
+        chance=ChanceRate(per_day=alarm.per_day, found_per_day=rates.FOUND_PER_DAY[alarm.kind]),
         version="",
     )
 
@@ -188,7 +197,9 @@ def of_alarm(workload: str, alarm: Alarm, texts: Mapping[int, str]) -> WatcherFi
 def of_numbers(workload: str, alarm: NumberAlarm, texts: Mapping[int, str]) -> WatcherFinding:
     """An alarm of numbers."""
     text = texts.get(alarm.template_id)
-    nats = alarm.shown.nats
+    nats, found_per_day = alarm.shown.nats, scores.FOUND_PER_DAY[alarm.kind]
+    # A finding at its threshold has half a point.
+    threshold = max(nats - math.log(found_per_day / max(alarm.per_day, sys.float_info.min)), 1e-9)
     return WatcherFinding(
         source=NUMBERS,
         workload=workload,
@@ -198,8 +209,9 @@ def of_numbers(workload: str, alarm: NumberAlarm, texts: Mapping[int, str]) -> W
         message=number_sentence(alarm, _cut(text, TEXT_CHARS) if text else None),
         detail="",
         reasons=(alarm.kind.value if alarm.others else f"{alarm.kind.value}:{alarm.template_id}",),
-        score=round(nats / (nats + max(alarm.threshold, 1e-9)), 6),
+        score=round(nats / (nats + threshold), 6),
         p_value=math.exp(-min(nats, 690.0)),
+        chance=ChanceRate(per_day=alarm.per_day, found_per_day=found_per_day),
         version="",
     )
 
@@ -217,9 +229,10 @@ def events_of(
     workloads: Iterable[str] = (),
     *,
     familiar: Mapping[tuple[str, int], Familiarity] | None = None,
+    novel: Callable[[str], float] = lambda _: 1.0,
 ) -> list[IncidentEvent]:
     """The events of incidents of one round: anomalous templates and findings. `workloads`: all that may be
-    named in texts. `familiar`: by batch id and template."""
+    named in texts. `familiar`: by batch id and template. `novel`: new calm templates of a workload a day."""
     known, familiar = by_last_part(workloads), familiar or {}
     events = [
         IncidentEvent(
@@ -240,6 +253,7 @@ def events_of(
             timed=row["timed"],
             grade=grade_of(row["level"], row["severity"], row["text"], row["raw"] or row["text"]),
             thrown=thrown_in(row["raw"] or ""),
+            chance=_chance(row, novel(observation.workload)),
             named=named_in_text(row["raw"] or row["text"], observation.workload, known),
         )
         for observation in observed
@@ -265,9 +279,18 @@ def events_of(
                 severity=SEVERITY,
                 text=first.message,
                 timed=first.timed,
+                chance=min((item.chance for item in items), key=lambda one: one.per_day),
             )
         )
     return events
+
+
+def _chance(row: Mapping[str, Any], novel_per_day: float) -> ChanceRate:
+    """Errors and what a person marked are no matter of chance; a warning is as likely as a calm new line."""
+    if row["severity"] > SEVERITY or row["score"] is None or row["score"] >= MARKED_SCORE:
+        return GRAVE
+    p_value = 1.0 if row["p_value"] is None else row["p_value"]
+    return ChanceRate(per_day=p_value * novel_per_day, found_per_day=math.inf)
 
 
 def _moment(ms: int) -> datetime:

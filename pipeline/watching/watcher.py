@@ -9,6 +9,7 @@ the rows for the sinks included. The rows then go to the sinks under ids of thei
 them is harmless. After a crash the next round goes on from the state in Redis.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -19,6 +20,7 @@ from typing import Final
 from pipeline.errors import BadPayload, LeaseRefused
 from pipeline.logs import logger
 from pipeline.settings import Settings
+from pipeline.watching.alarm_budget import AlarmBudget
 from pipeline.watching.callbacks import ANY_FAILURE, Callbacks, passes
 from pipeline.watching.incident_round import IncidentRound
 from pipeline.watching.incidents.origins import TraceShape
@@ -75,6 +77,7 @@ class Watcher:
         self.state = state
         self.callbacks = callbacks
         self.limits = SessionLimits.of(settings)
+        self.alerts_per_day = settings.watch.alerts_per_day
         self.finite = settings.internal.session_open_s is not None  # a run: all lines come, then it ends
         self.clock = clock
         self.budget = AdaptiveBudget()
@@ -132,6 +135,7 @@ class Watcher:
     ) -> tuple[Changes, RoundSummary]:
         """The changes of all parts of a round. Raises _PartFailed."""
         began, changes = self.clock(), Changes.of(view)
+        budget = AlarmBudget(per_day=self.alerts_per_day, workloads=view.workloads())
 
         def part(name: str, run: Callable[[View, Spare], Changes]) -> Changes:
             spare = spared[name]
@@ -148,6 +152,8 @@ class Watcher:
             "rates",
             lambda view, spare: RateRound(
                 state=self.state, view=view, clock=self.clock, budget_s=RATES_S, old_s=old_s,
+                # The report of a run lists all findings, so none is reported again as an alarm.
+                alarm_per_day=math.inf if self.finite else budget.share,
                 finite=self.finite, end=end, spare=spare,
             ).run(),
         )  # fmt: skip
@@ -169,6 +175,8 @@ class Watcher:
                 view=view,
                 found=() if spare is Spare.WAITING else found,
                 usual=self.callbacks.usual,
+                novel=self.callbacks.novel,
+                budget=budget,
                 shape=self._shape(),
             ).run(),
         )

@@ -14,7 +14,7 @@ from pipeline.gpu.values import TENANT, LeaseKind, LeaseMode, Snapshot
 from pipeline.ledger.intake import MAX_IDENTITIES
 from pipeline.messages.routing import ALL_QUEUES
 from pipeline.observe.counters import OTHER, ROLES, STAGES, Meter, MeterKind
-from pipeline.records.left_out import LEFT_OUT
+from pipeline.records.left_out import KEPT_BACK, LEFT_OUT
 from pipeline.redis.connection import text_map
 from pipeline.redis.keys import WORKER_TTL_S
 from pipeline.service.senders import silent_senders
@@ -110,6 +110,9 @@ UNWATCHED: Final = _counter(
 )
 LEFT_OUT_TOTAL: Final = _counter(
     "left_out_total", "Lines and values that rates and numbers could not use as they are.", kind=LEFT_OUT
+)
+KEPT_BACK_TOTAL: Final = _counter(
+    "findings_kept_back_total", "Findings that opened no incident, because the alarm budget was too small."
 )
 WORKLOADS_FORGOTTEN: Final = _counter(
     "workloads_forgotten_total", "Workloads whose rates were forgotten for want of room."
@@ -263,6 +266,7 @@ def _set_watching(values: Values, found: Answers, now: int) -> None:
     set_value(values, UNWATCHED, int(numbers.get("dropped", 0)))
     for kind in LEFT_OUT:
         set_value(values, LEFT_OUT_TOTAL, int(numbers.get(kind, 0)), kind)
+    set_value(values, KEPT_BACK_TOTAL, int(numbers.get(KEPT_BACK, 0)))
     set_value(values, WORKLOADS_FORGOTTEN, int(numbers.get("workloads", 0)))
     set_value(values, SESSIONS_OPEN, found["open_sessions"] or 0)
     set_value(values, INCIDENTS_OPEN, int(numbers.get("incidents", 0)))

@@ -314,8 +314,8 @@ def timed(days: float, late: int) -> pl.DataFrame:
 
 def test_a_log_that_grows_faster_than_the_budget_gets_a_stricter_threshold(tmp_path: Path) -> None:
     slow, fast = timed(30.0, 10), timed(0.1, 60)
-    _, generous = run(slow, tmp_path / "v1", alerts_per_day=10.0)
-    _, strict = run(fast, tmp_path / "v2", alerts_per_day=10.0)
+    _, generous = run(slow, tmp_path / "v1", news_per_day=10.0)
+    _, strict = run(fast, tmp_path / "v2", news_per_day=10.0)
     assert generous.calibration.chance == CHANCE and generous.calibration.method == "conformal"
     assert strict.stats.novel_per_day is not None and strict.stats.novel_per_day > 200
     assert strict.calibration.chance == pytest.approx(10.0 / strict.stats.novel_per_day)

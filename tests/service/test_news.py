@@ -66,7 +66,7 @@ def test_a_line_is_listed_with_what_usually_stood_there(settings: Settings, clie
 def test_each_day_lists_its_strangest_lines_and_a_line_on_the_day_it_came_first(
     settings: Settings, client: "redis.Redis"
 ) -> None:
-    settings = settings.replace(alerts_per_day=2)
+    settings = settings.replace(news_per_day=2)
     rows = [*(said(n, 1) for n in (1, 2, 3)), *(said(n, 30) for n in (11, 12, 13)), said(14, 110)]
     again = [said(13, 3, record_id="again"), said(14, 3, record_id="again", pattern_id=14)]
     assert templates(news(settings, client, *rows, *again)) == [14, 3]
@@ -115,7 +115,7 @@ def test_a_run_and_a_running_pipeline_list_the_same_lines_in_the_same_order(
         for n in range(24)
     ]  # fmt: skip
     for allowed in (3, 10):
-        page = news(settings.replace(alerts_per_day=allowed), client, *(rows if allowed == 3 else ()))
+        page = news(settings.replace(news_per_day=allowed), client, *(rows if allowed == 3 else ()))
         templates = pl.DataFrame(schema={"template_id": pl.Int64, "template": pl.String})
         of_run = collect(settings.data.results, templates, news=allowed)
         assert len(of_run) == min(allowed, 8) and all(one.news for one in of_run)

@@ -21,6 +21,7 @@ from pipeline.settings import Settings
 from pipeline.sinks.answers.answers import Answers
 from pipeline.sinks.answers.choose import answers_of
 from pipeline.sinks.choose import parquet_of
+from pipeline.watching.alarm_budget import GRAVE
 from pipeline.watching.rows import SESSIONS, WatcherFinding, finding_rows
 from pipeline.watching.sessions.model import SessionModel, dump
 
@@ -44,7 +45,7 @@ def answers(settings: Settings) -> Iterator[Answers]:
     finding = WatcherFinding(
         source=SESSIONS, workload="shop/web", cause="session-event", subject="s", at=at(4),
         message=f"T7 `a: session b` is in no normal session: session {TRACE}, 3 events in 2 s from line 1 of a.log",
-        detail="12:00:00 T1\n12:00:01 T7", reasons=("session-event:7",), score=0.99, p_value=0.001, version="m",
+        detail="12:00:00 T1\n12:00:01 T7", reasons=("session-event:7",), score=0.99, p_value=0.001, chance=GRAVE, version="m",
     )  # fmt: skip
     for batch_id, _, found in finding_rows([finding]):
         sink.write(batch_id, found)

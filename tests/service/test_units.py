@@ -17,6 +17,7 @@ from pipeline.service.stored.units import stored_units
 from pipeline.settings import Settings
 from pipeline.sinks.answers.choose import answers_of
 from pipeline.sinks.choose import parquet_of
+from pipeline.watching.alarm_budget import GRAVE
 from pipeline.watching.rows import SESSIONS, WatcherFinding, finding_rows
 
 NOW = datetime(2026, 11, 25, 12, tzinfo=UTC)
@@ -83,7 +84,7 @@ def test_a_session_counts_as_a_whole_and_its_findings_with_it(
     finding = WatcherFinding(
         source=SESSIONS, workload="shop/web", cause="session-counts", subject="s", at=NOW - MINUTE * 19,
         message="T3 is missing: session req-00400, 2 events in 1 s from line 1 of a.log", detail="",
-        reasons=("session-counts:3 0/1",), score=0.9, p_value=1e-5, version="m1",
+        reasons=("session-counts:3 0/1",), score=0.9, p_value=1e-5, chance=GRAVE, version="m1",
     )  # fmt: skip
     for batch, _, rows in finding_rows([finding]):
         parquet_of(settings).write(batch, rows)

@@ -200,7 +200,9 @@ def test_calm_new_lines_alone_are_no_incident_and_join_one_that_is_near() -> Non
     assert made.all() == [] and len(made.every()) == 1
     made.add([event(2, 4_010)])
     assert parts(made) == [{"1", "2"}]
-    made.add([event(3, 90_000, severity=1, kind="rate-silence")])
+    made.add([event(3, 90_000, severity=1, kind="rate-silence")])  # the alarm budget kept it back
+    assert len(made.all()) == 1
+    made.add([event(3, 90_060, severity=2, kind="rate-silence")])
     assert len(made.all()) == 2
 
 
@@ -366,6 +368,16 @@ def test_everything_is_bounded_whatever_comes() -> None:
     many = state([event(n, 1_000 * n) for n in range(1_500)], 1_000 * 1_500)
     assert len(many.all()) == incidents.MAX_INCIDENTS
     assert many.all()[0].causes[0].cause == "template:1499"
+
+
+def test_incidents_that_open_for_nobody_leave_half_of_the_places_to_the_others() -> None:
+    most = incidents.MAX_INCIDENTS
+    made = Incidents()
+    for begin in range(0, most + most // 2, 20):
+        severity = 2 if begin < most // 2 else 1
+        made.add([event(n, 1_000 * n, severity=severity) for n in range(begin, begin + 20)])
+        made.close(at(1_000 * (begin + 20)))
+    assert len(made.all()) > 0.45 * most and len(made.every()) > 0.95 * most
 
 
 def test_numbers_and_texts_that_no_event_should_have_are_held_in_bounds() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from pipeline.watching.alarm_budget import GRAVE
 from pipeline.watching.rows import NUMBERS, SESSIONS, WatcherFinding, finding_rows
 from pipeline.watching.units.evidence import surprises
 from pipeline.watching.units.own_time import BASE, own_times, spans_of
@@ -152,7 +153,7 @@ def test_findings_about_numbers_count_where_the_own_time_is_not_known(
 ) -> None:
     finding = WatcherFinding(
         source=source, workload="web", cause="number-shift:7:ms", subject="", at=BEGIN, message="slower",
-        detail="", reasons=("number-shift:7",), score=0.9, p_value=1e-9, version="",
+        detail="", reasons=("number-shift:7",), score=0.9, p_value=1e-9, chance=GRAVE, version="",
     )  # fmt: skip
     ((_, _, rows),) = finding_rows([finding])
     fold = UnitFold()

@@ -23,7 +23,7 @@ DAY = 1_440
 def _detection(template_id: int | None, minute: int) -> Detection:
     return Detection(
         kind=Reason.RATE_BURST, template_id=template_id, began=minute, minute=minute, expected=1.0, seen=9.0,
-        nats=20.0, threshold=10.0,
+        nats=20.0, threshold=10.0, per_day=0.0,
     )  # fmt: skip
 
 

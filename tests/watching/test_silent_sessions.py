@@ -265,6 +265,7 @@ class Whole:
     before."""
 
     ends = frozenset[int]()
+    per_day = 1.0
     stateful = True
     places: Mapping[int, tuple[str, int]] = {}
     follow_ups = FollowUps()

@@ -65,7 +65,7 @@ def _anomalous(row: int, values: tuple[Any, ...]) -> dict[str, Any]:
     return {
         "of": of, "template_id": template,
         "timestamp": None if at is None else datetime.fromtimestamp(at, UTC), "timed": timed,
-        "lines": lines, "score": score, "level": level,
+        "lines": lines, "score": score, "p_value": row / 99 if row % 3 else None, "level": level,
         "reasons": None if reason is None else [reason], "line": row, "anomalous": row % 4 > 0,
         "message": None if row % 3 else f"m{row}", "raw": f"raw {row}", "source": "s",
     }  # fmt: skip
@@ -113,6 +113,7 @@ def _summed(template: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "first": min(times or arrivals),
         "last": max(times or arrivals),
         "score": max((row["score"] for row in rows if row["score"] is not None), default=None),
+        "p_value": min((row["p_value"] for row in rows if row["p_value"] is not None), default=None),
         "level": next(
             (name for name in ("error", "warning", "info") if any(row["level"] == name for row in rows)), None
         ),

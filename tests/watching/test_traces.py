@@ -23,6 +23,7 @@ class Trace:
     """A trace as a whole goes to the bank."""
 
     ends = frozenset[int]()
+    per_day = 1.0
     stateful = False
     places: Mapping[int, tuple[str, int]] = {PAY: ("pay", WORK)}
     follow_ups = FollowUps()

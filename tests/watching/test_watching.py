@@ -73,6 +73,7 @@ class Faults:
     """A session with a fault is wrong; CLOSE ends one."""
 
     ends = frozenset({CLOSE})
+    per_day = 1.0
     stateful = False
     places: Mapping[int, tuple[str, int]] = {}
     follow_ups = FollowUps()

@@ -220,7 +220,7 @@ def _write(plan: RunPlan, journey: Journey, about: dict[str, Any], normal: Norma
             return True
         return False
 
-    found = finding.collect(results, templates, leave_out=silence, news=journey.settings.train.alerts_per_day)
+    found = finding.collect(results, templates, leave_out=silence, news=journey.settings.train.news_per_day)
     found = with_neighbours(results, found, records=max(RECORDS, plan.context))
     about |= {
         "silenced": len(silenced),

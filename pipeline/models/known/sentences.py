@@ -22,7 +22,7 @@ import polars as pl
 from pipeline.errors import BadBundle
 
 LEAST: Final = 6.0  # nats; a line below it is never news (chosen by half of the sentences of `bench news`)
-ALLOWED: Final = 10.0  # as the default of `alerts_per_day`
+ALLOWED: Final = 10.0  # as the default of `news_per_day`
 OPEN: Final = 256  # different followers of a word after which anything may stand
 WORDS_READ: Final = 64  # of a line
 WORDS_MOST: Final = 500_000  # of a bundle, five times those of the largest sample

@@ -1,7 +1,7 @@
 """What was never said before: the strangest calm lines of a span, which make no incident and no alarm.
 
 A `logweir run` lists such lines behind its incidents. For a running pipeline the list comes from the stored
-results, so every machine gives the same one. The rules are those of a run: at most `alerts_per_day` templates
+results, so every machine gives the same one. The rules are those of a run: at most `news_per_day` templates
 of each 24 hours, and a new template that came together with errors stands only in their incident.
 """
 
@@ -27,7 +27,7 @@ from pipeline.units import epoch_us
 from pipeline.watching.incidents.onsets import GAP, SPAN
 
 PAST: Final = timedelta(days=3)  # what was news then is none now; a training comes every day
-CANDIDATES: Final = 200  # of each 24 hours, beside `alerts_per_day`: some are marked, or stand in incidents
+CANDIDATES: Final = 200  # of each 24 hours, beside `news_per_day`: some are marked, or stand in incidents
 
 
 def stored_news(
@@ -45,7 +45,7 @@ def stored_news(
 
     Raises BadInput, RedisUnavailable, and as `Answers` does."""
     asked = PatternsAsked(since=since, until=until, workload=workload)  # checks them
-    allowed = int(settings.train.alerts_per_day)
+    allowed = int(settings.train.news_per_day)
     found = answers.news(
         NewsQuery(
             past=since - PAST,

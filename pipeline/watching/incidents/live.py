@@ -123,6 +123,11 @@ class Incidents:
         self._regroup()
         return self._listing.all(self._settled, self._groups, self._shape, self._open_span())
 
+    def sightings(self, key: Key) -> list[tuple[datetime, int]]:
+        """When a cause began, and how often it was seen then, of each incident that lists it."""
+        causes = [young.cause for young in self._young.get(key, ())] + self._settled.causes(key)
+        return [(cause.first, cause.count) for cause in causes]
+
     def pack(self) -> bytes:
         """At most BYTES; the same after `unpack`."""
         self._regroup()

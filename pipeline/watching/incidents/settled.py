@@ -51,6 +51,11 @@ class SettledIncidents:
         """The number of incidents with the cause."""
         return len(self._where.get(key, ()))
 
+    def causes(self, key: Key) -> list[Cause]:
+        """The cause in each incident that lists it."""
+        incidents = (self.incidents[name] for name in self._where.get(key, ()))
+        return [cause for incident in incidents for cause in incident.causes if cause.key == key]
+
     def home(self, cause: Cause) -> str | None:
         """The id of the incident in which the cause goes on."""
         for name in self._where.get(cause.key, ()):
@@ -107,11 +112,16 @@ class SettledIncidents:
         return replace(incident, seen_before=None if best is None else best.id, seen=len(similar))
 
     def shrink(self, limit: int, room: int, is_open: Callable[[Incident], bool]) -> None:
-        """Forget incidents down to `limit`, and `room` bytes in all: closed ones first, by their end."""
+        """Forget incidents down to `limit`, and `room` bytes in all: quiet ones beyond half of the limit, and
+        then closed ones, by their end."""
         size = sum(self._size(incident) for incident in self.incidents.values())
         if len(self.incidents) <= limit and size <= room:
             return
-        for incident in sorted(self.incidents.values(), key=lambda i: (is_open(i), i.last, i.id)):
+        order = sorted(self.incidents.values(), key=lambda i: (is_open(i), i.last, i.id))
+        quiet = [incident for incident in order if incident.quiet]
+        quiet = quiet[: max(0, len(quiet) - limit // 2)]
+        names = {incident.id for incident in quiet}
+        for incident in [*quiet, *(one for one in order if one.id not in names)]:
             if len(self.incidents) <= limit and size <= room:
                 return
             size -= self._size(incident)

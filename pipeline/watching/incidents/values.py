@@ -14,10 +14,12 @@ import msgspec
 from msgspec.structs import replace
 
 from pipeline.records.batch import digest
+from pipeline.watching.alarm_budget import GRAVE, ChanceRate
 from pipeline.watching.incidents.leading import Grade, Sign, count_step, lead_order
 from pipeline.watching.incidents.named import MOST as MOST_NAMED
 from pipeline.watching.incidents.onsets import BURST_SPAN, GAP, SPAN, Onset
 from pipeline.watching.incidents.origins import MOST, Clue, LikelyOrigin, TraceShape, likely_origins
+from pipeline.watching.incidents.starts import NEW_VERSION
 
 MAX_CAUSES: Final = 50  # Listed with one incident, the most urgent; nobody reads more.
 MAX_UNLISTED: Final = 1_000  # Further causes of one incident that are recognised, by their hash.
@@ -60,6 +62,7 @@ class IncidentEvent:
     named: tuple[str, ...] = ()  # other workloads that its text names
     grade: int = 0  # as `leading.Grade`; 0: as its severity says
     thrown: tuple[str, ...] = ()  # as `leading.thrown_in`
+    chance: ChanceRate = GRAVE  # how often its workload has the like by chance
 
 
 class Cause(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -156,8 +159,9 @@ class Incident(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     @property
     def quiet(self) -> bool:
-        """Calm new lines alone: findings, but nothing that anybody has to look at."""
-        return all(c.severity == 1 and c.kind == TEMPLATE for c in self.causes)
+        """Calm new lines and what the alarm budget kept back alone: findings, but nothing that anybody has to
+        look at."""
+        return all(c.severity == 1 and c.kind != NEW_VERSION for c in self.causes)
 
     @property
     def title(self) -> str:

@@ -31,7 +31,7 @@ class NumberAlarm:
     value_kind: ValueKind
     shown: Deviation
     minute: int  # epoch minute
-    threshold: float
+    per_day: float  # findings as unlikely that the workload has a day by chance
     others: tuple[str, ...] = ()
 
     @property

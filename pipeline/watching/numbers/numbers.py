@@ -1,14 +1,15 @@
 """Numbers of one workload: the values of its templates' variables, and alarms about their distribution.
 
 `step` takes the values of complete slots of time, in their order. Each variable compares its windows with
-its past (variable.py). Whether a deviation is an alarm is decided here: by a budget of false alarms over all
-windows of the workload, and by what its past showed (rates/thresholds.py). A shift is alerted once while it
-lasts.
+its past (variable.py). Whether a deviation is a finding is decided here: by how often one comes by chance
+over all windows of the workload, and by what its past showed (numbers/scores.py). A shift is reported once
+while it lasts, and once more when it has become unlikely enough for an alarm of the deployment.
 
 Memory is bounded: MAX_VARIABLES, those seen longest ago leave first, and MAX_PACKED bytes. Values that come
 late join the next window: a distribution does not need every value.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Final
 
@@ -18,7 +19,7 @@ from pipeline.errors import BadPayload
 from pipeline.records.verdict import Reason
 from pipeline.records.wire import Codec
 from pipeline.watching.numbers.alarms import EVERY_TEMPLATE, NumberAlarm, of_one_minute
-from pipeline.watching.numbers.budget import BLOCK, OUTLIERS_PER_DAY, SHIFTS_PER_DAY, AlarmBudget
+from pipeline.watching.numbers.scores import BLOCK, FOUND_PER_DAY, NumberScores
 from pipeline.watching.numbers.variable import HOUR, LASTING, SLOTS, Deviation, Name, Variable
 from pipeline.watching.rates.detection import AlertBackoff, EpochMinute, Positive, Repeat, TemplateId
 from pipeline.watching.values.typed import ValueKind
@@ -40,7 +41,7 @@ class _Packed(msgspec.Struct, array_like=True, frozen=True):
     """The wire form of Numbers."""
 
     variables: Annotated[list[Variable], msgspec.Meta(max_length=MAX_VARIABLES)]
-    budgets: tuple[AlarmBudget, AlarmBudget]
+    scores: tuple[NumberScores, NumberScores]
     causes: Annotated[dict[Annotated[str, msgspec.Meta(max_length=96)], Repeat], msgspec.Meta(max_length=512)]
     since: EpochMinute
     minute: EpochMinute
@@ -62,10 +63,7 @@ class Numbers:
 
     def __init__(self) -> None:
         self.variables: dict[tuple[int, str, ValueKind], Variable] = {}
-        self.budgets = {
-            Reason.NUMBER_SHIFT: AlarmBudget(SHIFTS_PER_DAY),
-            Reason.NUMBER_OUTLIER: AlarmBudget(OUTLIERS_PER_DAY),
-        }
+        self.scores = {kind: NumberScores(FOUND_PER_DAY[kind]) for kind in _KINDS}
         self.backoff = AlertBackoff()
         self.since = self.minute = 0
         self.windows = self.values = 0.0
@@ -73,9 +71,14 @@ class Numbers:
         self.wild: dict[tuple[int, str], None] = {}
         self._first: dict[str, int] = {}  # a template that has a variable of this name
         self._at = 0  # the minute of the values at hand
+        self._alarm_per_day = math.inf
 
-    def step(self, counts: ValueCounts, *, judged: bool) -> list[NumberAlarm]:
-        """Judge (`judged`) and learn the values of complete minutes, in this order."""
+    def step(
+        self, counts: ValueCounts, *, judged: bool, alarm_per_day: float = math.inf
+    ) -> list[NumberAlarm]:
+        """Judge (`judged`) and learn the values of complete minutes, in this order. `alarm_per_day`: a shift
+        that comes more often by chance is reported again when it has become less likely."""
+        self._alarm_per_day = alarm_per_day
         alarms, found = list[NumberAlarm](), list[NumberAlarm]()
         minute = -1
         for (slot, template_id, name, kind), values in counts:
@@ -120,8 +123,8 @@ class Numbers:
     def _turn(self, minute: int) -> None:
         self.since, self._at = self.since or max(1, minute), minute
         if minute // BLOCK != self.minute // BLOCK:
-            for budget in self.budgets.values():
-                budget.turn(minute)
+            for scores in self.scores.values():
+                scores.turn(minute)
         self.minute = max(self.minute, minute)
 
     def _variable(self, slot: int, template_id: int, name: str, kind: ValueKind) -> Variable | None:
@@ -156,21 +159,24 @@ class Numbers:
         self.windows += 1.0
         self.values += result.n
         shift, score = result.shift, variable.cumulate(result.shift)
-        height = self._threshold(Reason.NUMBER_SHIFT, variable)
+        chance = self._chance(Reason.NUMBER_SHIFT, variable, score)
         found: list[NumberAlarm] = []
         if variable.episode and minute - variable.episode > LASTING:
             self.backoff.ended(self._cause(Reason.NUMBER_SHIFT, variable), minute)
             variable.renew()
             variable.learn()
-        elif shift is not None and (score >= height or (variable.episode and variable.score)):
-            if self._begins(variable, shift, score, minute, judged=judged):
-                found = [self._alarm(Reason.NUMBER_SHIFT, variable, shift._replace(nats=score), height)]
+        elif shift is not None and (
+            chance <= self.scores[Reason.NUMBER_SHIFT].per_day or (variable.episode and variable.score)
+        ):
+            if self._begins(variable, shift, score, chance, minute, judged=judged):
+                found = [self._alarm(Reason.NUMBER_SHIFT, variable, shift._replace(nats=score), chance)]
+                variable.kept_back = chance > self._alarm_per_day
             variable.calm = 0
             variable.drop_window()
         elif variable.episode:
             self._calms(variable, minute)
         else:
-            self.budgets[Reason.NUMBER_SHIFT].add(score)
+            self.scores[Reason.NUMBER_SHIFT].add(score)
             variable.learn()
             if result.outlier is not None and variable.template_id != EVERY_TEMPLATE:
                 found = self._far_outside(variable, result.outlier, minute, judged=judged)
@@ -178,15 +184,17 @@ class Numbers:
         return found
 
     def _begins(
-        self, variable: Variable, shift: Deviation, score: float, minute: int, *, judged: bool
+        self, variable: Variable, shift: Deviation, score: float, chance: float, minute: int, *, judged: bool
     ) -> bool:
-        """Begin an episode, or a higher one, with this window; whether that is an alarm."""
+        """Begin an episode, or a higher one, with this window; whether that is reported."""
         before = variable.level
+        if variable.kept_back and chance <= self._alarm_per_day:
+            return True
         if not variable.escalates(shift):
             return False
         variable.episode = variable.episode or max(1, minute)
         if not judged:
-            self.budgets[Reason.NUMBER_SHIFT].add(score)
+            self.scores[Reason.NUMBER_SHIFT].add(score)
             return False
         if variable.template_id == EVERY_TEMPLATE and self._told_by_templates(variable):
             return False
@@ -209,34 +217,36 @@ class Numbers:
         self, variable: Variable, outlier: Deviation, minute: int, *, judged: bool
     ) -> list[NumberAlarm]:
         kind = Reason.NUMBER_OUTLIER
-        height = self._threshold(kind, variable)
-        if outlier.nats < height or not judged:
-            self.budgets[kind].add(outlier.nats)
+        chance = self._chance(kind, variable, outlier.nats)
+        if chance > self.scores[kind].per_day or not judged:
+            self.scores[kind].add(outlier.nats)
             return []
         if not self._admit(kind, variable, minute):
             return []
         self.backoff.ended(self._cause(kind, variable), minute)
-        return [self._alarm(kind, variable, outlier, height)]
+        return [self._alarm(kind, variable, outlier, chance)]
 
     @staticmethod
     def _cause(kind: Reason, variable: Variable) -> str:
         return f"{kind.value}:{variable.cause}"
 
-    def _threshold(self, kind: Reason, variable: Variable) -> float:
-        """The height that a score of this variable needs now."""
+    def _chance(self, kind: Reason, variable: Variable, score: float) -> float:
+        """How often a day a score of this variable is as high by chance."""
         minutes = max(1, self.minute - self.since)
         tests = (_TESTS * self.windows if kind is Reason.NUMBER_SHIFT else self.values) / minutes * 1440
         repeats = self.backoff.repeats(self._cause(kind, variable), self.minute)
-        return self.budgets[kind].height(tests, minutes, repeats)
+        if kind is Reason.NUMBER_SHIFT and variable.kept_back:
+            repeats = max(0.0, repeats - 1.0)  # the finding of this episode
+        return self.scores[kind].chance(score, tests, minutes, repeats)
 
     def _admit(self, kind: Reason, variable: Variable, minute: int) -> bool:
         """Whether this variable may alert now; if so, the alert counts."""
         admitted = self.backoff.admit(self._cause(kind, variable), minute)
         if admitted:
-            self.budgets[kind].alarm(minute)
+            self.scores[kind].found(minute)
         return admitted
 
-    def _alarm(self, kind: Reason, variable: Variable, shown: Deviation, height: float) -> NumberAlarm:
+    def _alarm(self, kind: Reason, variable: Variable, shown: Deviation, chance: float) -> NumberAlarm:
         return NumberAlarm(
             kind=kind,
             template_id=variable.template_id,
@@ -244,7 +254,7 @@ class Numbers:
             value_kind=variable.kind,
             shown=shown,
             minute=self._at,
-            threshold=height,
+            per_day=chance,
         )
 
     def _drop_wild(self, variable: Variable) -> None:
@@ -274,7 +284,7 @@ class Numbers:
         shift, outlier = _KINDS
         return _Packed(
             variables=list(self.variables.values()),
-            budgets=(self.budgets[shift], self.budgets[outlier]),
+            scores=(self.scores[shift], self.scores[outlier]),
             causes=self.backoff.causes,
             since=self.since,
             minute=self.minute,
@@ -292,7 +302,7 @@ class Numbers:
             return state
         packed = _CODEC.unpack(blob)
         state.variables = {(one.template_id, one.name, one.kind): one for one in packed.variables}
-        state.budgets = dict(zip(_KINDS, packed.budgets, strict=True))
+        state.scores = dict(zip(_KINDS, packed.scores, strict=True))
         state._first = {one.name: one.template_id for one in reversed(packed.variables) if one.template_id}
         state.backoff.causes = packed.causes
         state.since, state.minute = packed.since, packed.minute

@@ -106,6 +106,7 @@ class Variable(msgspec.Struct, array_like=True, kw_only=True):
     episode: EpochMinute = 0  # since when the level is another one, 0 where it is not
     level: Finite = 0.0  # the largest deviation of the episode that was looked at for an alarm
     calm: int = 0
+    kept_back: bool = False  # the episode was reported, but is no alarm so far
 
     @property
     def cause(self) -> str:
@@ -267,7 +268,7 @@ class Variable(msgspec.Struct, array_like=True, kw_only=True):
 
     def end_episode(self) -> None:
         """The level is the usual one again."""
-        self.episode, self.level, self.calm, self.score = 0, 0.0, 0, 0.0
+        self.episode, self.level, self.calm, self.score, self.kept_back = 0, 0.0, 0, 0.0, False
 
 
 def measures(kind: ValueKind, sketch: Mapping[int, float]) -> Sequence[float]:

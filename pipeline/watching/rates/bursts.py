@@ -17,6 +17,7 @@ from pipeline.watching.rates.thresholds import DAYS_28, OVER, PeaksOverThreshold
 PENDING: Final = 0.0
 ALERTED: Final = 1.0
 LEARNT: Final = 2.0  # an episode of a baseline or of a young template: it only calibrates
+FOUND: Final = 3.0  # reported, but no alarm so far
 
 FEW_TIMES: Final = 3.0  # Minutes with a line before more lines can be a burst.
 _QUIET: Final = 15.0  # Quiet minutes in a row that end a burst.
@@ -33,6 +34,7 @@ class _Scores:
     sums: Floats
     excess: Floats
     threshold: float
+    tests: float  # a day
     counts: Floats
     mean: Floats
     size: Floats
@@ -61,7 +63,9 @@ class Bursts(Columns):
         score = np.maximum(now, sums)
         grown = (at.baseline.age >= YOUNG) & (at.returns >= FEW_TIMES)
         watched = int(np.count_nonzero(grown)) + 1
-        threshold = self.peaks.threshold(_TESTS * watched, float(at.baseline.age[TOTAL]))
+        tests, age = float(_TESTS * watched), float(at.baseline.age[TOTAL])
+        threshold = self.peaks.threshold(tests, age)
+        alarm = self.peaks.threshold(tests, age, at.alarm_per_day)
         grown[OTHER] = False
         excess = score - self.max_normal_score
         new = grown & (self.burst_age == 0) & (excess >= threshold) & (counts > mean)
@@ -70,10 +74,11 @@ class Bursts(Columns):
         self.burst_age[new] = 1.0
         self.episode_score = np.where(grown, np.maximum(self.episode_score, score), 0.0)
         self.episode_count = np.where(self.burst_age > 0, np.maximum(self.episode_count, counts), 0.0)
-        cusum.cap(self.max_normal_score + threshold + _CAPPED)
+        cusum.cap(self.max_normal_score + alarm + _CAPPED)
         scores = _Scores(
-            now=now, sums=sums, excess=excess, threshold=threshold, counts=counts, mean=mean, size=sizes[0]
-        )
+            now=now, sums=sums, excess=excess, threshold=threshold, tests=tests, counts=counts, mean=mean,
+            size=sizes[0],
+        )  # fmt: skip
         detections = self._alerts(at, scores, cusum) if at.judged else []
         self._settle(at, scores, cusum)
         return detections
@@ -112,10 +117,12 @@ class Bursts(Columns):
         return not float(cusum.highest().max()) > self.peaks.floor(_TESTS) + _CAPPED
 
     def _alerts(self, at: MinuteContext, of: _Scores, cusum: Cusum) -> list[Detection]:
-        """Detections of bursts that go on and have not alerted; many at once are one of the workload."""
-        open_ = (self.burst_age > 0) & (self.alert_state == PENDING)
+        """Detections of bursts that go on and have not alerted, or were found and are alarms now; many at
+        once are one of the workload."""
+        open_ = (self.burst_age > 0) & ((self.alert_state == PENDING) | (self.alert_state == FOUND))
         rows = np.flatnonzero(open_ & (of.excess >= of.threshold) & (of.counts > of.mean))
         found: list[tuple[int, Detection]] = []
+        age = float(at.baseline.age[TOTAL])
         for row in rows.tolist():
             sudden = of.now[row] > of.sums[row]
             found.append((row, at.detection(
@@ -124,12 +131,15 @@ class Bursts(Columns):
                 expected=float(of.mean[row] if sudden else cusum.expected[row]),
                 observed=float(of.counts[row] if sudden else cusum.lines[row]),
                 nats=float(of.excess[row]), threshold=of.threshold,
+                per_day=self.peaks.per_day(float(of.excess[row]), of.tests, age),
             )))  # fmt: skip
         if self.alert_state[TOTAL] == ALERTED:  # these bursts are part of the workload's
             self.alert_state[rows] = ALERTED
             return []
-        reported, detections = at.backoff.admit_group(found, _merged, at.minute)
-        self.alert_state[reported] = ALERTED
+        known = np.flatnonzero(self.alert_state == FOUND).tolist() if found else []
+        reported, detections = at.report(found, known, _merged)
+        for row, alarm in reported.items():
+            self.alert_state[row] = ALERTED if alarm else FOUND
         return detections
 
     def _settle(self, at: MinuteContext, of: _Scores, cusum: Cusum) -> None:

@@ -150,7 +150,8 @@ class Composition(Columns):
                 self._end(at)
             return []
         ready = self.windows >= _HISTORY
-        threshold = self.peaks.threshold(_TESTS, float(at.baseline.age[TOTAL]))
+        age = float(at.baseline.age[TOTAL])
+        threshold = self.peaks.threshold(_TESTS, age)
         alerted = at.judged and ready and score >= threshold
         if ready:
             self.peaks.add(min(score, threshold + _OVER) if alerted else score, at.minute, alerted=alerted)
@@ -162,6 +163,6 @@ class Composition(Columns):
             kind=Reason.RATE_MIX, template_id=None, began=self.window * WINDOW, minute=at.minute - 1,
             expected=float(expected[first[0]]) if first else 0.0,
             seen=float(self.lines[first[0]]) if first else 0.0,
-            nats=score, threshold=threshold, others=tuple(at.ids[row] for row in first),
+            nats=score, threshold=threshold, per_day=self.peaks.per_day(score, _TESTS, age), others=tuple(at.ids[row] for row in first),
         )  # fmt: skip
         return [found] if at.backoff.admit(found.cause, at.minute) else []

@@ -205,6 +205,7 @@ class DailyRuns(Columns):
             observed=0.0,
             nats=nats,
             threshold=threshold,
+            per_day=0.0,
         )
         others = [at.ids[row] for row in rest if at.minute > self.expected[row] + self.later[row]]
         return replace(found, run=run, others=tuple(others[:TOGETHER]))

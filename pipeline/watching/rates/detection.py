@@ -1,6 +1,7 @@
 """A detection, the back-off of alerts by cause, and the context of a judged minute."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final, NamedTuple
 
@@ -44,6 +45,7 @@ class Detection:
     seen: Finite
     nats: Finite  # minus the logarithm of the bound on its probability
     threshold: Finite
+    per_day: Positive  # findings as unlikely that the workload has a day by chance; 0: not left to chance
     others: tuple[TemplateId, ...] = ()  # templates that take part
     season: str = "no"  # seasonality kind behind `expected`: "no", "24" or "168" slots
     run: DailyRun | None = None  # of a silence that is a missed run
@@ -98,11 +100,9 @@ class AlertBackoff:
         More than `TOGETHER` become one of the workload. A row that is not among the returned ones has had no
         alert: the caller leaves it pending and asks again in the next minute."""
         free = [(row, one) for row, one in found if minute >= self.quiet_until(one.cause)]
-        reported = [one for _, one in free]
-        if len(free) > TOGETHER:
-            reported = [merge(reported)]
-            if minute < self.quiet_until(reported[0].cause):
-                return [], []
+        reported = merged_group([one for _, one in free], merge)
+        if len(free) > TOGETHER and minute < self.quiet_until(reported[0].cause):
+            return [], []
         for cause in dict.fromkeys(one.cause for one in [*reported, *(one for _, one in free)]):
             self.admit(cause, minute)
         return [row for row, _ in free], reported
@@ -124,6 +124,11 @@ class AlertBackoff:
         return self.causes[cause].quiet_until if cause in self.causes else 0.0
 
 
+def merged_group(found: list[Detection], merge: Callable[[list[Detection]], Detection]) -> list[Detection]:
+    """The detections of one minute; more than `TOGETHER` become one of the workload."""
+    return [merge(found)] if len(found) > TOGETHER else found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinuteContext:
     """Facts that every detector reads of the minute it judges, or of the first of many idle minutes."""
@@ -136,6 +141,24 @@ class MinuteContext:
     returns: Floats  # minutes with a line of each template that ended a gap
     dispersion: Floats  # of single minutes
     backoff: AlertBackoff
+    alarm_per_day: float  # a finding that comes more often by chance is no alarm yet
+
+    def report(
+        self,
+        found: Sequence[tuple[int, Detection]],
+        known: Collection[int],
+        merge: Callable[[list[Detection]], Detection],
+    ) -> tuple[dict[int, bool], list[Detection]]:
+        """The rows that are reported now, each with whether that is an alarm, and the detections that report
+        them. `known`: rows that were found before; they are reported again once they are alarms."""
+        rows, detections = self.backoff.admit_group(
+            [(row, one) for row, one in found if row not in known], merge, self.minute
+        )
+        surer = {row: one for row, one in found if row in known and one.per_day <= self.alarm_per_day}
+        together = detections[0].per_day if len(rows) > TOGETHER else math.inf
+        each = {row: min(one.per_day, together) for row, one in found if row in rows or row in surer}
+        alarms = {row: per_day <= self.alarm_per_day for row, per_day in each.items()}
+        return alarms, detections + merged_group(list(surer.values()), merge)
 
     def detection(
         self,
@@ -147,6 +170,7 @@ class MinuteContext:
         observed: float,
         nats: float,
         threshold: float,
+        per_day: float,
     ) -> Detection:
         return Detection(
             kind=kind,
@@ -157,5 +181,6 @@ class MinuteContext:
             seen=observed,
             nats=nats,
             threshold=threshold,
+            per_day=per_day,
             season=KINDS[self.season.kinds()[row]],
         )

@@ -5,6 +5,7 @@ history alert nothing: their scores calibrate the thresholds. Each sub-state own
 orders their steps.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Final, Self
@@ -65,6 +66,7 @@ class Detector:
         self.newcomers = Newcomers()
         self.composition = Composition()
         self.backoff = AlertBackoff()
+        self.alarm_per_day = math.inf  # of the round at hand: what comes more often by chance is no alarm
         parts = (
             self.season,
             self.baseline,
@@ -276,6 +278,7 @@ class Detector:
             returns=self.gaps.returns,
             dispersion=self.scatter.of_minutes(),
             backoff=self.backoff,
+            alarm_per_day=self.alarm_per_day,
         )
 
     def _turn(self, minute: int) -> None:

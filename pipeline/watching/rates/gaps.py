@@ -28,6 +28,9 @@ _EMPTY: Final = 3.0  # Minutes without a line before a silence can be.
 _LEAST_TESTS: Final = 10.0  # A day.
 _FIRST: Final = 1.5  # Minutes with a line before the first gap that is learnt.
 _MOST_RETURNS: Final = 20_000
+# Values of `alerted`.
+FOUND: Final = 1.0  # reported, but no alarm so far
+ALARM: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +52,7 @@ class Gaps(Columns):
     gap_max: Floats
     last_minute: Floats  # epoch minute of the last line
     silence_age: Floats  # minutes since a silence was found
-    alerted: Floats
+    alerted: Floats  # FOUND or ALARM
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +68,8 @@ class Gaps(Columns):
         self.elapsed += due
         expected = self._expected(at, at.minute)
         score = _nats(self.elapsed, self.gap_max, self._evidence(scale), scale, expected)
-        threshold = self.peaks.threshold(self._tests(activity), float(at.baseline.age[TOTAL]))
+        tests, age = self._tests(activity), float(at.baseline.age[TOTAL])
+        threshold = self.peaks.threshold(tests, age)
         if came.any():
             self._close(at, came, score, scale, threshold)
         patient = (self.returns >= _REGULAR) & (at.baseline.age >= _PATIENCE)
@@ -76,7 +80,7 @@ class Gaps(Columns):
         if at.judged:
             self.silence_age[self.silence_age > 0] += 1.0
             self.silence_age[silent & (self.silence_age == 0)] = 1.0
-            detections = self._alerts(at, silent, score, threshold)
+            detections = self._alerts(at, silent, score, tests)
         given_up = self.silence_age >= _GIVEN_UP
         if given_up.any():
             self.clear(given_up, "returns", "gap_sum", "gap_square_sum", "gap_max", "elapsed")
@@ -126,9 +130,9 @@ class Gaps(Columns):
             return n
         until = 0.0
         if self.silence_age[TOTAL] > 0:
-            if self.alerted[TOTAL] > 0:
+            if self.alerted[TOTAL] == ALARM:
                 return n
-            until = at.backoff.quiet_until(Reason.RATE_SILENCE.value)
+            until = 0.0 if self.alerted[TOTAL] else at.backoff.quiet_until(Reason.RATE_SILENCE.value)
         k = np.arange(n)
         elapsed = self.elapsed[TOTAL] + np.cumsum(activity.due[:, TOTAL])
         if elapsed[-1] <= self.gap_max[TOTAL]:
@@ -142,7 +146,7 @@ class Gaps(Columns):
         for minute in np.flatnonzero(silent).tolist():
             ratio = self.activity()
             ratio[:HEAD] = activity.ratio[minute]
-            if score[minute] >= self.peaks.threshold(self._tests(ratio), age + minute):
+            if score[minute] >= self._next_height(at, self._tests(ratio), age + minute):
                 return int(minute)
         return n
 
@@ -154,15 +158,16 @@ class Gaps(Columns):
         expected = self._expected(last, last.minute)[TOTAL]
         score = float(self._score_of_total(self.elapsed[TOTAL], expected))
         patient = self.returns[TOTAL] >= _REGULAR and at.baseline.age[TOTAL] >= _PATIENCE
-        detections = []
+        detections = list[Detection]()
         if at.judged and patient and score >= self.peaks.floor(_LEAST_TESTS):
-            threshold = self.peaks.threshold(self._tests(activity), float(at.baseline.age[TOTAL]))
-            if score >= threshold and expected >= _MISSED:
+            tests = self._tests(activity)
+            if score >= self._next_height(at, tests, float(at.baseline.age[TOTAL])) and expected >= _MISSED:
                 self.silence_age[TOTAL] = max(1.0, self.silence_age[TOTAL])
-                found = self._silence(last, TOTAL, score, threshold)
-                if self.alerted[TOTAL] == 0 and at.backoff.admit(found.cause, at.minute):
-                    self.alerted[TOTAL] = 1.0
-                    detections.append(found)
+                found = self._silence(last, TOTAL, score, tests)
+                known = [TOTAL] if self.alerted[TOTAL] else []
+                reported, detections = at.report([(TOTAL, found)], known, _merged)
+                for row, alarm in reported.items():
+                    self.alerted[row] = ALARM if alarm else FOUND
         self._pass(n)
         return detections
 
@@ -186,7 +191,7 @@ class Gaps(Columns):
         ratio = active / np.maximum(self.active_exposure[TOTAL] * remaining + ones, 1.0)
         due = lengths * np.minimum(1.0, ratio * factor)
         hours = len(lengths)
-        if at.judged and self.returns[TOTAL] >= _REGULAR and not (silent and self.alerted[TOTAL] > 0):
+        if at.judged and self.returns[TOTAL] >= _REGULAR and not (silent and self.alerted[TOTAL] == ALARM):
             slow = at.baseline.slow_of_hours(TOTAL, lengths, factor)
             expected = slow * factor * (at.minute + before + lengths - 1 - self.last_minute[TOTAL])
             hours = self._first_silent(at, np.cumsum(due), ratio, before, expected)
@@ -206,14 +211,14 @@ class Gaps(Columns):
         activity = self.activity()
         for hour in np.flatnonzero(found).tolist():
             activity[TOTAL] = ratio[hour]
-            if score[hour] >= self.peaks.threshold(self._tests(activity), float(age[hour])):
+            if score[hour] >= self._next_height(at, self._tests(activity), float(age[hour])):
                 return int(hour)
         return len(elapsed)
 
     def miss(self, rows: list[int]) -> None:
         """These rows are silent, and reported."""
         self.silence_age[rows] = np.maximum(self.silence_age[rows], 1.0)
-        self.alerted[rows] = 1.0
+        self.alerted[rows] = ALARM
 
     def unlearnt(self) -> Bools:
         """Rows whose level is not learnt, because a silence goes on."""
@@ -279,18 +284,28 @@ class Gaps(Columns):
         self.clear(came, "elapsed", "silence_age", "alerted")
         self.last_minute[came] = float(at.minute)
 
-    def _alerts(self, at: MinuteContext, silent: Bools, score: Floats, threshold: float) -> list[Detection]:
-        """Detections of silences that have not alerted; many at once are one of the workload."""
-        rows = np.flatnonzero((self.silence_age > 0) & (self.alerted == 0) & silent).tolist()
+    def _alerts(self, at: MinuteContext, silent: Bools, score: Floats, tests: float) -> list[Detection]:
+        """Detections of silences that have not alerted, or were found and are alarms now; many at once are
+        one of the workload."""
+        rows = np.flatnonzero((self.silence_age > 0) & silent & (self.alerted < ALARM)).tolist()
         waiting = rows[:1] if TOTAL in rows else rows
-        found = [(row, self._silence(at, row, float(score[row]), threshold)) for row in waiting]
-        reported, detections = at.backoff.admit_group(found, _merged, at.minute)
-        self.alerted[reported] = 1.0
+        found = [(row, self._silence(at, row, float(score[row]), tests)) for row in waiting]
+        known = [row for row in waiting if self.alerted[row]]
+        reported, detections = at.report(found, known, _merged)
+        for row, alarm in reported.items():
+            self.alerted[row] = ALARM if alarm else FOUND
         return detections
 
-    def _silence(self, at: MinuteContext, row: int, score: float, threshold: float) -> Detection:
+    def _next_height(self, at: MinuteContext, tests: float, age: float) -> float:
+        """The score at which the workload's silence is reported, be it for the first time or as an alarm."""
+        if self.alerted[TOTAL] == ALARM:
+            return math.inf
+        return self.peaks.threshold(tests, age, at.alarm_per_day if self.alerted[TOTAL] else math.inf)
+
+    def _silence(self, at: MinuteContext, row: int, score: float, tests: float) -> Detection:
         began = int(self.last_minute[row]) + 1
         expected = float(at.baseline.slow()[row] * at.season.factor[row] * (at.minute + 1 - began))
+        age = float(at.baseline.age[TOTAL])
         return at.detection(
             Reason.RATE_SILENCE,
             row,
@@ -298,7 +313,8 @@ class Gaps(Columns):
             expected=expected,
             observed=0.0,
             nats=score,
-            threshold=threshold,
+            threshold=self.peaks.threshold(tests, age),
+            per_day=self.peaks.per_day(score, tests, age),
         )
 
 
@@ -322,5 +338,6 @@ def _merged(found: list[Detection]) -> Detection:
         began=min(d.began for d in found),
         expected=sum(d.expected for d in found),
         nats=max(d.nats for d in found),
+        per_day=min(d.per_day for d in found),
         others=tuple(d.template_id for d in found if d.template_id is not None)[:TOGETHER],
     )

@@ -8,8 +8,10 @@ A log with one line an hour has years of minutes to judge. A round therefore end
 next round continues, and the counts that the detector has not taken wait here.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, cast
 
 from pipeline.errors import BadPayload
@@ -169,6 +171,7 @@ class MinuteCounts:
         finite: bool = False,
         end: bool = False,
         goes_on: GoesOn | None = None,
+        alarm_per_day: float = math.inf,
     ) -> list[Alarm]:
         """Move the complete counts to the detector at this minute of Redis time, and return its alarms.
 
@@ -183,11 +186,12 @@ class MinuteCounts:
         began = not rates.behind
         if began:
             handed = self._hand_over(rates, minute, goes_on, finite=finite, end=end)
-        alarms = rates.close(self.last_round, goes_on, finite=finite, end=end) if handed else []
+        close = partial(rates.close, alarm_per_day=alarm_per_day)
+        alarms = close(self.last_round, goes_on, finite=finite, end=end) if handed else []
         # The last minutes too, unless a continued round has judged them already.
         if end and handed and not rates.behind and (began or self.after):
             self.last_round, self.after = self.last_round + EXTRA_ROUNDS, 0
-            alarms += rates.close(self.last_round, goes_on, end=True)
+            alarms += close(self.last_round, goes_on, end=True)
         self.behind = rates.behind or not handed
         self.live, self.awaits = rates.live, rates.awaits
         self._follow(rates)

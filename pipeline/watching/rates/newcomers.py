@@ -4,6 +4,7 @@ Nothing is known of the rate of a new template, so it cannot burst. But where a 
 a while, one that comes FLAPS times within SPAN minutes in its first hour is worth a look, whatever it says.
 """
 
+import math
 from dataclasses import replace
 from typing import Final
 
@@ -12,8 +13,15 @@ import numpy as np
 from pipeline.records.verdict import Reason
 from pipeline.watching.rates.baseline import YOUNG
 from pipeline.watching.rates.columns import DROP, HEAD, ROWS, TOTAL, Columns
-from pipeline.watching.rates.detection import LAST_MINUTE, TOGETHER, Detection, MinuteContext
+from pipeline.watching.rates.detection import (
+    LAST_MINUTE,
+    TOGETHER,
+    Detection,
+    MinuteContext,
+    merged_group,
+)
 from pipeline.watching.rates.tail_bounds import Floats, tail_nats
+from pipeline.watching.rates.thresholds import FOUND_PER_DAY
 
 FLAPS: Final = 100.0  # lines
 SPAN: Final = 10.0  # minutes
@@ -25,6 +33,7 @@ _CAUSE: Final = f"{Reason.RATE_BURST}:new"  # of the pause that all of them have
 class Newcomers(Columns):
     opened: Floats  # epoch minute at which the window of a young template began; LAST_MINUTE: it was reported
     lines: Floats  # of the window
+    found: Floats  # 1: reported, but no alarm so far
 
     def advance(self, at: MinuteContext, counts: Floats) -> list[Detection]:
         """Count one minute, and report the new templates that came often enough in their window."""
@@ -38,13 +47,19 @@ class Newcomers(Columns):
         self.clear(over, "lines")
         self.lines[young] += counts[young]
         rows = np.flatnonzero(young & (self.lines >= FLAPS) & (self.opened < LAST_MINUTE)).tolist()
-        # One change brings several, so those that follow within the pause after the first are part of it.
-        if not rows or not at.judged or not at.backoff.admit(_CAUSE, at.minute):
+        if not rows or not at.judged:
             return []
-        at.backoff.ended(_CAUSE, at.minute)
-        found = [self._detection(at, row) for row in rows]
-        self.opened[rows] = LAST_MINUTE
-        return [_merged(found)] if len(found) > TOGETHER else found
+        found = [(row, self._detection(at, row)) for row in rows]
+        found = [(row, one) for row, one in found if not self.found[row] or one.per_day <= at.alarm_per_day]
+        # One change brings several, so those that follow within the pause after the first are part of it.
+        if not all(self.found[row] for row, _ in found):
+            if not at.backoff.admit(_CAUSE, at.minute):
+                return []
+            at.backoff.ended(_CAUSE, at.minute)
+        for row, one in found:
+            self.found[row] = 1.0
+            self.opened[row] = LAST_MINUTE if one.per_day <= at.alarm_per_day else self.opened[row]
+        return merged_group([one for _, one in found], _merged)
 
     def _detection(self, at: MinuteContext, row: int) -> Detection:
         lines = np.array([self.lines[row], FLAPS])
@@ -57,6 +72,7 @@ class Newcomers(Columns):
             observed=float(self.lines[row]),
             nats=nats,
             threshold=threshold,
+            per_day=FOUND_PER_DAY[Reason.RATE_BURST] * math.exp(threshold - nats),
         )
 
 

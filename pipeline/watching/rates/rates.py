@@ -66,6 +66,7 @@ class Alarm:
     score: float
     cause: str
     sentence: str
+    per_day: float  # findings as unlikely that the workload has a day by chance; 0: not left to chance
 
 
 class _Packed(msgspec.Struct, array_like=True, frozen=True):
@@ -194,15 +195,23 @@ class Rates:
     # ---- judging -----------------------------------------------------------------------------------
 
     def close(
-        self, now_minute: int, goes_on: GoesOn | None = None, *, finite: bool = False, end: bool = False
+        self,
+        now_minute: int,
+        goes_on: GoesOn | None = None,
+        *,
+        finite: bool = False,
+        end: bool = False,
+        alarm_per_day: float = math.inf,
     ) -> list[Alarm]:
         """Judge the minutes complete at this minute of the caller's clock (the wall's, or event time itself).
 
         `goes_on` is asked after every step of the work. Once it says no, or many alarms were found, they are
         returned and `behind` is true; the next call continues with the same minutes, and its own is ignored.
         `finite`: the log has an end, so its lines ahead of the clock wait for it. `end`: this is the end, and
-        every line is judged.
+        every line is judged. `alarm_per_day`: a finding that comes more often by chance is reported again
+        when it has become less likely.
         """
+        self.detector.alarm_per_day = alarm_per_day
         buffers = ((self._baseline, False), (self._scored, True))
         if not self.behind:
             now = max(0, min(now_minute, LAST_MINUTE))
@@ -401,6 +410,7 @@ def _alarm(found: Detection) -> Alarm:
         score=round(found.nats / (found.nats + max(found.threshold, 1e-9)), 6),
         cause=found.cause,
         sentence=_sentence(found, began, at),
+        per_day=found.per_day,
     )
 
 

@@ -104,6 +104,7 @@ class _ModelWire(msgspec.Struct, frozen=True, kw_only=True):
 
     sessions: Annotated[int, _NUMBER]
     level: float
+    per_day: Annotated[float, msgspec.Meta(ge=0, lt=1e18)]
     any_order: bool
     stateful: bool
     ends: list[Annotated[int, _NUMBER]]
@@ -145,6 +146,7 @@ class SessionModel:
     order_tail: ExponentialTail
     ends: frozenset[int]  # template ids that end a session
     level: float = LEVEL
+    per_day: float = 1.0  # sessions of the training, each at each of its gaps
     stateful: bool = (
         False  # trained on prefixes: a session after a gap is judged with everything before the gap
     )
@@ -312,6 +314,7 @@ class SessionModel:
         return _ModelWire(
             sessions=self.sessions,
             level=self.level,
+            per_day=self.per_day,
             any_order=self.transitions is None,
             stateful=self.stateful,
             ends=sorted(self.ends),
@@ -350,6 +353,7 @@ class SessionModel:
             order_tail=wire.order_tail,
             ends=frozenset(wire.ends),
             level=wire.level,
+            per_day=wire.per_day,
             stateful=wire.stateful,
             places={event: (workload, template) for event, workload, template in wire.places},
             follow_ups=FollowUps(wire.follow_ups),

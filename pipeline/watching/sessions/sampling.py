@@ -38,6 +38,7 @@ from pipeline.watching.sessions.parent_spans import ParentSpans
 from pipeline.watching.sessions.trace_shape import MOST_TRACES, trace_shape
 
 MAX_SAMPLED: Final = 3_000_000  # events: some 90 MB
+_DAY_MS: Final = 86_400_000
 KEEP_S: Final = 86_400.0  # after a longer gap a key names another session
 MIN_SESSIONS: Final = 50  # of two events or more, for a session model
 # Session timeouts that a training spans at least: in a shorter one most sessions have no begin, or no end.
@@ -233,7 +234,10 @@ class SessionSampler:
         if not model.decides:
             learnt = f"{plural(model.sessions, 'learnt session')} are too few or too different"
             self.unjudged.append(f"{whose} are judged by their order alone: {learnt} for a limit")
-        return replace(model, follow_ups=learn_follow_ups(sampled.parts))
+        judged = sum(map(len, sampled.segments)) << self._halvings
+        # Without times nothing says how long it took, and a day is taken for it.
+        per_day = judged * _DAY_MS / max(_DAY_MS if sampled.span_ms is None else sampled.span_ms, 1)
+        return replace(model, follow_ups=learn_follow_ups(sampled.parts), per_day=per_day)
 
     def _joint(self, traces: pl.DataFrame) -> SessionModel | None:
         """The model of whole traces; None where there are too few."""

@@ -74,7 +74,7 @@ async def get_news(
     until: Until = None,
     workload: Workload = None,
 ) -> Response:
-    """Calm lines that were never said before, at most `alerts_per_day` a day. They make no incident."""
+    """Calm lines that were never said before, at most `news_per_day` a day. They make no incident."""
     api, now = api_of(request), utc_now()
     begin, end = pattern_span(since, until, now)
     ask = partial(

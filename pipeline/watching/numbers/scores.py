@@ -1,9 +1,9 @@
-"""The height that a score needs to be an alarm, by a budget of false alarms a day.
+"""How often a workload has numbers as unusual by chance, and the height that a score needs to be a finding.
 
-It is the highest of two, and more for a workload or a variable that had more alarms than allowed. The first
-are the nats that a perfect model needs for the budget over all its tests. The second continues the tail of
-the highest scores of each quarter of an hour. That tail is read between quantiles, so that one fault below
-the height does not hide the next.
+It is the highest of two, and more for a workload or a variable that had more findings than allowed. The first
+are the nats that a perfect model needs to be exceeded so often over all its tests. The second continues the
+tail of the highest scores of each quarter of an hour. That tail is read between quantiles, so that one fault
+below the height does not hide the next.
 """
 
 import math
@@ -11,11 +11,10 @@ from typing import Annotated, Final
 
 import msgspec
 
+from pipeline.records.verdict import Reason
 from pipeline.watching.rates.detection import EpochMinute, Positive
-from pipeline.watching.rates.thresholds import ALARMS_PER_DAY
 
-SHIFTS_PER_DAY: Final = 0.6 * ALARMS_PER_DAY
-OUTLIERS_PER_DAY: Final = 0.3 * ALARMS_PER_DAY
+FOUND_PER_DAY: Final = {Reason.NUMBER_SHIFT: 0.6, Reason.NUMBER_OUTLIER: 0.3}  # of a workload, by chance
 BLOCK: Final = 15  # minutes
 
 _DAY: Final = 1440
@@ -27,14 +26,14 @@ _FROM, _TO = 0.75, 0.95  # quantiles between which the tail is read
 _REMAINS: Final = 0.5 ** (1 / (14 * _BLOCKS))  # of the weight of a block after the next one
 _MOST: Final = 63  # nats
 _MOST_ALERTS: Final = 64
-_OVER: Final = 2.0  # nats by which a past with e times as many alarms as allowed raises the height
+_OVER: Final = 2.0  # nats by which a past with e times as many findings as allowed raises the height
 _AGAIN: Final = (
-    5.0  # nats that each alarm of a variable adds to what its next one needs; a day takes one back
+    5.0  # nats that each finding of a variable adds to what its next one needs; a day takes one back
 )
 
 
-class AlarmBudget(msgspec.Struct, array_like=True):
-    """Alarms of one kind in one workload."""
+class NumberScores(msgspec.Struct, array_like=True):
+    """The scores and findings of one kind in one workload."""
 
     per_day: Annotated[float, msgspec.Meta(gt=0.0, le=1000.0)]
     maxima: Annotated[
@@ -46,7 +45,7 @@ class AlarmBudget(msgspec.Struct, array_like=True):
     )  # of the last week
 
     def add(self, score: float) -> None:
-        """A score that is no alarm."""
+        """A score that is no finding."""
         self.highest = max(self.highest, score)
 
     def turn(self, minute: int) -> None:
@@ -57,25 +56,26 @@ class AlarmBudget(msgspec.Struct, array_like=True):
         self.highest = 0.0
         self.alerts = [at for at in self.alerts if abs(minute - at) < _WEEK]
 
-    def alarm(self, minute: int) -> None:
-        """An alarm that is reported."""
+    def found(self, minute: int) -> None:
+        """A finding is reported."""
         self.alerts = [*self.alerts, minute][-_MOST_ALERTS:]
 
-    def height(self, tests_per_day: float, minutes: float, repeats: float) -> float:
-        """Nats that an alarm needs after `minutes` of history; `repeats`: earlier alarms of the same
-        cause."""
-        nats = math.log(max(_LEAST_TESTS, tests_per_day) / self.per_day)
+    def chance(self, score: float, tests_per_day: float, minutes: float, repeats: float) -> float:
+        """How often a day a score is as high by chance, after `minutes` of history; `repeats`: earlier
+        findings of the same cause. It is a finding up to `per_day`."""
+        score -= _AGAIN * repeats
         over = len(self.alerts) / max(1.0, self.per_day * min(minutes, _WEEK) / _DAY)
-        return max(nats + _OVER * math.log(max(1.0, over)), self._level()) + _AGAIN * repeats
+        nats = score - _OVER * math.log(max(1.0, over))
+        return max(max(_LEAST_TESTS, tests_per_day) * math.exp(-nats), self._by_past(score))
 
-    def _level(self) -> float:
-        """The score that the past exceeds as often as the budget allows, by an exponential tail."""
+    def _by_past(self, score: float) -> float:
+        """How often a day the past exceeds a score, by an exponential tail."""
         total = sum(self.maxima.values())
         if total < _FEW:
             return 0.0
         low, high = self._quantile(_FROM * total), self._quantile(_TO * total)
         scale = max(1.0, (high - low) / math.log((1.0 - _FROM) / (1.0 - _TO)))
-        return high + scale * max(0.0, math.log((1.0 - _TO) * _BLOCKS / self.per_day))
+        return (1.0 - _TO) * _BLOCKS * math.exp(-(score - high) / scale)
 
     def _quantile(self, weight: float) -> float:
         below = 0.0
