@@ -43,6 +43,7 @@ BY_HAND = {
     "sources/pushed.py:_entries": "names of workloads, which have 200 characters at most",
     "tasks/loaded.py:_knowledge": "versions of models",
     "tasks/loaded.py:_networks": "versions of models",
+    "tasks/loaded.py:_novel": "versions of models",
     "tasks/loaded.py:_sessions": "versions of models",
     "tasks/loaded.py:_usual": "versions of models",
     "watching/state.py:_starting": "ids of templates",
