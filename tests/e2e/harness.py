@@ -265,7 +265,8 @@ class Up:
         0."""
 
         def found() -> int:
-            return next((int(w["pid"]) for w in self.status()["workers"] if w["name"] == name), 0)
+            named = (int(w["pid"]) for w in self.status()["workers"] if w["name"] == name)
+            return next(filter(psutil.pid_exists, named), 0)  # one that was killed is listed for a while
 
         return until(found, within_s=40, what=f"the worker {name} is there")
 

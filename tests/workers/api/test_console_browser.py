@@ -41,7 +41,7 @@ FLAGS: Final = (
 LOOKS: Final = (("light", 400), ("dark", 800), ("light", 1600))
 ENDS: Final = (400, 1600)
 HEAVIEST: Final = 200 * 1024  # bytes of a page with all that it loads
-LIVE_MS: Final = 3_000
+LIVE_MS: Final = 15_000
 # Pages of one thing; the others are found in the navigation. Links of `inside` are taken from the page.
 ONE_THING: Final = {
     "/incidents": "/incidents/",
