@@ -71,7 +71,7 @@ def awaited(settings: Settings, console: Console) -> Settings:
 def of_pipeline(settings: Settings) -> Settings:
     """Settings with the store of the pipeline, for verbs that read what is stored.
 
-    Where no stack runs, its files are read all the same. Raises BadInput when the pipeline works with another
+    Where no stack runs, its files are read anyway. Raises BadInput when the pipeline works with another
     store, and StoreUnavailable when its results are gone."""
     from pipeline.errors import RedisUnavailable
     from pipeline.redis.connection import connect

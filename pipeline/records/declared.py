@@ -140,7 +140,7 @@ def shown(name: str) -> str:
 
 
 class _File(msgspec.Struct, frozen=True):
-    """What a file declares. `zones`: of the shipped one alone."""
+    """What a file declares. `zones`: only of the shipped one."""
 
     format: Annotated[list[Declaration], msgspec.Meta(min_length=1)]
     fragments: dict[str, str] = {}

@@ -1,6 +1,6 @@
 """What was left out of the rates and numbers of a workload, and its lines whose times are ahead of the clock.
 
-The counts only grow. They stand in Redis by workload; `status`, the metrics, the console and `run` read them.
+The counts only grow. Redis keeps them by workload; `status`, the metrics, the console and `run` read them.
 """
 
 from collections.abc import Iterable, Mapping

@@ -103,7 +103,7 @@ class Finding:
     alike: tuple[int, ...] = ()  # further templates that differ in user agent, referrer or address alone
     status: str = ""  # of the answers, where its records are requests over HTTP
     starting: bool = False  # it began while its source started
-    folded: bool = False  # shown on demand alone; findings without a time make no incident to fold
+    folded: bool = False  # shown only on demand; findings without a time make no incident to fold
     news: bool = False  # calm lines unlike all that was said: listed, but no incident and no alarm
 
     @property

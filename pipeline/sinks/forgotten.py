@@ -60,7 +60,7 @@ class Forgotten:
                 return
             found = text_map(self._client.hgetall(self._key))
         if self._purpose is Purpose.SCORE and has_results(self._backlog.totals()):
-            self._sink.expect()  # another or an empty folder must not begin results anew
+            self._sink.expect()  # another or an empty folder must not begin a new set of results
         if found.get(_RUN) != run:
             batches = self._unknown()
             with answering():

@@ -6,8 +6,8 @@ rings where that number is within its share. So all workloads together have no m
 the budget, however many they are. Findings beyond it are stored, listed and counted, and join incidents that
 are near.
 
-What comes again and again need not be unlikely each time: a finding rings too where as many of one cause in
-as short a time are within the share.
+A cause that recurs need not be unlikely each time: a finding also rings where so many of its cause within so
+short a time are within the share.
 """
 
 import math

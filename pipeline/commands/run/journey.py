@@ -340,7 +340,7 @@ class Journey:
         return status
 
     def clear_away(self) -> None:
-        """Leaves the files that are the results, and no others: people read all that lie there.
+        """Leaves the files that are the results, and no others: people read all that are in the folder.
 
         The workers end first, so that nobody compacts meanwhile or later. Raises SinkUnavailable."""
         self.stack.end_workers()

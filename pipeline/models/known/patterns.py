@@ -90,7 +90,7 @@ def load_known(bundle: Path) -> KnownPatterns:
     """The training patterns of a bundle that `load_manifest` has verified. Raises BadBundle."""
     try:
         frame = pl.read_parquet(bundle / KNOWN_FILE, n_rows=_KNOWN_CAP + 1)
-    # Polars raises several unrelated classes on damaged files, and its panics are no Exceptions.
+    # Polars raises several unrelated classes on damaged files, and its panics do not derive from Exception.
     except (Exception, pl.exceptions.PanicException) as exc:
         raise BadBundle(f"{bundle / KNOWN_FILE} is not readable: {exc}; publish the bundle again") from exc
     if dict(frame.schema) != KNOWN_SCHEMA:

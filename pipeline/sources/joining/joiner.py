@@ -25,7 +25,7 @@ STRICT_SHARE: Final = 0.8
 _FEW_HEADS, _FEW_SHARE, _SELDOM_SHARE, _AGREE = 3, 0.1, 1 / 3, 0.9
 _MORE_LINES: Final = 2
 
-# A grave line without a header of its own is no part of the line before.
+# A grave line without its own header does not continue the line before.
 _ALARM: Final = (
     r"^\[? ?(?:WARN|WARNING|ERROR|ERRO|ERR|SEVERE|CRITICAL|CRIT|ALERT|EMERG|FATAL|PANIC) ?(?:[:|\[\]]|[ -]|$)"
 )

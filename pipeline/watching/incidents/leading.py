@@ -44,7 +44,7 @@ _THROWN: Final = re.compile(
 )
 THROWN_CHARS: Final = 120  # of what was thrown that another cause may quote
 LEAST_THROWN: Final = 12  # "null" and "closed" are quoted by chance
-# The program was told to stop, or goes on as it can: an error that nobody has to mend.
+# The program was told to stop, or goes on as it can: an error that nobody has to fix.
 _STOPPED: Final = re.compile(
     r"interrupt|Interrupted\w*Exception|ClosedByInterrupt|\bSIG(?:TERM|INT|HUP)\b|shut(?:ting )?down"
     r"|ShutdownHandler|\bstopp(?:ed|ing)\b",
