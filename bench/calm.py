@@ -49,7 +49,7 @@ from pipeline.redis.connection import connect
 from pipeline.redis.leases import WATCH, Leases, granted
 from pipeline.settings import Settings
 from pipeline.sources import formats
-from pipeline.watching.callbacks import Callbacks
+from pipeline.watching.callbacks import Callbacks, Expected
 from pipeline.watching.incidents.live import Incidents
 from pipeline.watching.incidents.values import Incident
 from pipeline.watching.observation import observe
@@ -219,7 +219,7 @@ def _callbacks(manifest: bundle.Manifest) -> Callbacks:
         session_model=lambda *_: None,
         store=lambda *_: None,
         normal=lambda *_: frozenset(),
-        usual=lambda _: dict(manifest.daily),
+        expected=lambda _: Expected.by(manifest),
     )
 
 

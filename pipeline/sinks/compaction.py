@@ -82,7 +82,7 @@ class Compactor:
         seals: bool = True,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`seals`: False leaves parts unsorted and merges FEW_ROWS at a time, for a third of the memory."""
+        """`seals`: False leaves parts unsorted and merges FEW_ROWS at a time, to spare memory."""
         self.sink = sink
         self._seals_parts = seals
         self._max_rows = MAX_ROWS if seals else FEW_ROWS
@@ -146,10 +146,10 @@ class Compactor:
                 continue
             fates = {part.name: set(self._fates_of(part)) for part in parts}
             final = [part for part in parts if fates[part.name] <= {Fate.FINAL}]
-            found += [(group, True) for group in _grouped(final, MAX_ROWS)]
+            found += [(group, True) for group in _grouped(final)]
             waiting = [part for part in parts if fates[part.name] - {Fate.FINAL} == {Fate.WAITS}]
             if len(waiting) >= WAITING_PARTS:
-                found += [(group, False) for group in _grouped(waiting, MAX_ROWS) if len(group) > 1]
+                found += [(group, False) for group in _grouped(waiting) if len(group) > 1]
         return found
 
     def _age_s(self, part: Part) -> float:
@@ -210,9 +210,7 @@ def rewrite_dropped(sink: ParquetSink) -> None:
 
     Raises SinkUnavailable, StoreUnavailable."""
     compactor = Compactor(sink, lambda ids: [Fate.OPEN] * len(ids))
-    for group in _grouped(
-        [part for part in sink.manifest().parts if part.dropped], MAX_ROWS, live_only=False
-    ):
+    for group in _grouped([part for part in sink.manifest().parts if part.dropped], live_only=False):
         compactor.merge(group, Round())
 
 
@@ -246,7 +244,7 @@ def _ordered(rows: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame([rows.drop_in_place(name).rechunk().gather(order) for name in rows.columns])
 
 
-def _grouped(parts: Iterable[Part], max_rows: int, *, live_only: bool = True) -> list[list[Part]]:
+def _grouped(parts: Iterable[Part], max_rows: int = MAX_ROWS, *, live_only: bool = True) -> list[list[Part]]:
     """Parts of one day together, at most `max_rows` unless one part has more, in the order of their commits.
 
     `live_only`: False keeps parts without rows in a group of their own day as well."""

@@ -7,7 +7,7 @@ import functools
 import os
 import socket
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
@@ -51,7 +51,7 @@ from pipeline.sources.backfill.plans import Plans
 from pipeline.sources.pushed import KnownFormats
 from pipeline.tasks.loaded import CPU_PROFILE, LoadedModels, WorkerProfile
 from pipeline.tasks.share import GpuShare
-from pipeline.watching.callbacks import Callbacks
+from pipeline.watching.callbacks import Callbacks, Expected
 from pipeline.watching.sessions import keys as session_keys
 from pipeline.watching.sessions.model import SessionModel
 from pipeline.watching.state import WatcherState
@@ -288,8 +288,7 @@ class Context:
             session_model=self.session_model,
             store=self._store_found,
             normal=self.marks.normal,
-            usual=self.usual_errors,
-            novel=self.novel_per_day,
+            expected=self.expected,
         )
         return Watcher(WatcherState(self.client, self.settings), self.settings, callbacks)
 
@@ -310,23 +309,13 @@ class Context:
         model = None if version is None else self.models.session_model(version, workload, kind)
         return None if version is None or model is None else (version, model)
 
-    def usual_errors(self, workload: str) -> Mapping[int, float]:
-        """Error-like templates that the training of the live version knows, with their lines a day."""
+    def expected(self, workload: str) -> Expected:
+        """What the training of the live version expects of a day."""
         try:
             version = self.version(workload)
-            return {} if version is None else self.models.usual_errors(version)
+            return Expected() if version is None else self.models.expected(version)
         except (ModelUnavailable, BadBundle):  # status shows the fault
-            return {}
-
-    def novel_per_day(self, workload: str) -> float:
-        """New calm templates that the training of the live version expects of the workload in a day; one
-        where nothing tells."""
-        try:
-            version = self.version(workload)
-            novel = None if version is None else self.models.novel_per_day(version)
-        except (ModelUnavailable, BadBundle):  # status shows the fault
-            novel = None
-        return 1.0 if novel is None else novel
+            return Expected()
 
     def _store_found(self, batch_id: str, _: str, rows: pl.DataFrame) -> None:
         """Write findings to every sink. Idempotent: the id of the rows is final. Raises Rejected where a sink

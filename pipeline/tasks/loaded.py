@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,6 +21,7 @@ from pipeline.models.serving import Serving
 from pipeline.models.verdict import Knowledge
 from pipeline.observe import counters as metrics
 from pipeline.settings import Settings, set_for_cuda
+from pipeline.watching.callbacks import Expected
 from pipeline.watching.sessions.bundled import read_session_models, session_model_of
 from pipeline.watching.sessions.model import SessionModel
 
@@ -66,8 +67,7 @@ class LoadedModels:
         self._networks: LRUCache[str, LineModel] = LRUCache(LOADED_MODELS)
         self._copies: OwnCopies[LineModel] | None = None  # on the leased device
         self._knowledge: LRUCache[str, Knowledge] = LRUCache(LOADED_MODELS)
-        self._usual: LRUCache[str, Mapping[int, float]] = LRUCache(LOADED_MODELS)
-        self._novel: LRUCache[str, float | None] = LRUCache(LOADED_MODELS)
+        self._expected: LRUCache[str, Expected] = LRUCache(LOADED_MODELS)
         self._sessions: LRUCache[str, dict[tuple[str | None, str], SessionModel]] = LRUCache(LOADED_MODELS)
         self._lock = threading.RLock()
         read: dict[ModelPart | None, Callable[[str], object]] = {
@@ -112,15 +112,9 @@ class LoadedModels:
 
         return self._cached(self._knowledge, version, load)
 
-    def usual_errors(self, version: str) -> Mapping[int, float]:
-        """Error-like templates that came all through the training of a version, with their lines a day.
-        Raises BadBundle."""
-        return self._cached(self._usual, version, lambda: dict(self.registry.manifest(version).daily))
-
-    def novel_per_day(self, version: str) -> float | None:
-        """New calm templates of a workload a day, by the training of a version; None where its sample had no
-        times. Raises BadBundle."""
-        return self._cached(self._novel, version, lambda: self.registry.manifest(version).stats.novel_per_day)
+    def expected(self, version: str) -> Expected:
+        """What the training of a version expects of a day. Raises BadBundle."""
+        return self._cached(self._expected, version, lambda: Expected.by(self.registry.manifest(version)))
 
     def session_model(self, version: str, workload: str, kind: str) -> SessionModel | None:
         """The session model of a workload and a kind of key; None if the version has none for them or it

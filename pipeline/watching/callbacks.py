@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from typing import Final, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Protocol
 
 import polars as pl
 import redis
@@ -14,6 +14,9 @@ from pipeline.watching.incidents.origins import TraceShape
 from pipeline.watching.sessions.follow_ups import FollowUps
 from pipeline.watching.sessions.joint import Places
 from pipeline.watching.sessions.model import SessionVerdict
+
+if TYPE_CHECKING:
+    from pipeline.models.bundle import Manifest
 
 # Polars' panics are no Exceptions.
 ANY_FAILURE: Final = (Exception, pl.exceptions.PanicException)
@@ -58,12 +61,22 @@ class SessionJudge(Protocol):
         """One verdict for each session."""
 
 
-def _nothing_usual(_workload: str) -> Mapping[int, float]:
-    return {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What the training of a workload's model expects of a day."""
+
+    errors: Mapping[int, float] = field(default_factory=dict)  # error-like templates that it knows -> lines
+    novel: float = 1.0  # new calm templates; 1 where nothing tells
+
+    @classmethod
+    def by(cls, manifest: "Manifest") -> "Expected":
+        """What the manifest of a model says."""
+        novel = manifest.stats.novel_per_day
+        return cls(errors=dict(manifest.daily), novel=cls().novel if novel is None else novel)
 
 
-def _one_a_day(_workload: str) -> float:
-    return 1.0
+def _nothing_known(_workload: str) -> Expected:
+    return Expected()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +88,4 @@ class Callbacks:
     store: Callable[[str, str, pl.DataFrame], None]  # (batch id, workload, rows) into every sink
     # (template ids, workload) -> the ids that a user marked as normal.
     normal: Callable[[Sequence[int], str], AbstractSet[int]]
-    # workload -> error-like templates that its training knows, with their lines a day.
-    usual: Callable[[str], Mapping[int, float]] = _nothing_usual
-    # workload -> new calm templates that its training expects in a day.
-    novel: Callable[[str], float] = _one_a_day
+    expected: Callable[[str], Expected] = _nothing_known

@@ -9,7 +9,7 @@ from pipeline.errors import BadPayload, TooNew
 from pipeline.logs import logger
 from pipeline.records.left_out import KEPT_BACK
 from pipeline.watching.alarm_budget import AlarmBudget
-from pipeline.watching.callbacks import ANY_FAILURE, passes
+from pipeline.watching.callbacks import ANY_FAILURE, Expected, passes
 from pipeline.watching.incidents.daily import DailyTemplates
 from pipeline.watching.incidents.live import Incidents
 from pipeline.watching.incidents.origins import TraceShape
@@ -33,19 +33,17 @@ class IncidentRound:
     state: WatcherState
     view: View
     found: Sequence[WatcherFinding]
-    usual: Callable[
-        [str], Mapping[int, float]
-    ]  # workload -> errors a day that its training knows, by template
-    novel: Callable[[str], float]  # workload -> new calm templates a day
+    expected: Callable[[str], Expected]
     budget: AlarmBudget
     shape: TraceShape | None = None  # None: as it was known before
 
     def run(self) -> Changes:
         """Raises RedisUnavailable."""
         changes = Changes()
-        familiar = self._familiar(changes)
+        expected = {name: self.expected(name) for name in {one.workload for one in self.view.observed}}
+        familiar = self._familiar(changes, expected)
         events = events_of(
-            self.view.observed, self.found, self.view.minute_counts, familiar=familiar, novel=self.novel
+            self.view.observed, self.found, self.view.minute_counts, familiar=familiar, expected=expected
         )
         if not events and self.view.now_ms - self.view.incidents_ms < INTERVAL_MS:
             changes.incidents_now = self.view.incidents
@@ -75,7 +73,9 @@ class IncidentRound:
         changes.numbers["incidents"] = sum(incident.open for incident in after)
         return changes
 
-    def _familiar(self, changes: Changes) -> dict[tuple[str, int], Familiarity]:
+    def _familiar(
+        self, changes: Changes, expected: Mapping[str, Expected]
+    ) -> dict[tuple[str, int], Familiarity]:
         """The anomalous templates (batch id, template) of this round that come as often as usual, or with a
         new version; notes the days and the starts of this round."""
         starting = self.state.starting({i for one in self.view.observed for i in one.rates["template_id"]})
@@ -86,7 +86,6 @@ class IncidentRound:
         ]
         blobs = self.state.daily(sorted({one.workload for one in observed}))
         pasts = {one: self._daily(changes, one, blobs.get(one)) for one in {one.workload for one in observed}}
-        usual = {workload: self.usual(workload) for workload in pasts}
         found: dict[tuple[str, int], Familiarity] = {}
         for one in observed:
             past, latest_ms = pasts[one.workload], one.accepted_ms + AHEAD_MS
@@ -108,7 +107,7 @@ class IncidentRound:
                 past.note(template_id, at_ms, min(row["last"], latest_ms), row["n"])
                 changes.daily[one.workload] = b""
                 severe, marked = row["severity"] == SEVERE, row["score"] >= MARKED_SCORE
-                per_day = usual[one.workload].get(template_id, 0.0)
+                per_day = expected[one.workload].errors.get(template_id, 0.0)
                 if severe and not marked and at_its_hour and past.is_usual(template_id, at_ms, per_day):
                     found[one.batch_id, template_id] = Familiarity.EVERY_DAY
                 elif not severe and row["new"] and not marked and past.starts.just_before(at_ms):

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
@@ -12,6 +12,7 @@ from pipeline.records.left_out import AHEAD
 from pipeline.records.verdict import Reason
 from pipeline.units import plural
 from pipeline.watching.alarm_budget import GRAVE, ChanceRate
+from pipeline.watching.callbacks import Expected
 from pipeline.watching.incidents.leading import grade_of, thrown_in
 from pipeline.watching.incidents.named import by_last_part, named_in_text
 from pipeline.watching.incidents.starts import NEW_VERSION
@@ -229,11 +230,12 @@ def events_of(
     workloads: Iterable[str] = (),
     *,
     familiar: Mapping[tuple[str, int], Familiarity] | None = None,
-    novel: Callable[[str], float] = lambda _: 1.0,
+    expected: Mapping[str, Expected] | None = None,
 ) -> list[IncidentEvent]:
     """The events of incidents of one round: anomalous templates and findings. `workloads`: all that may be
-    named in texts. `familiar`: by batch id and template. `novel`: new calm templates of a workload a day."""
-    known, familiar = by_last_part(workloads), familiar or {}
+    named in texts. `familiar`: by batch id and template. `expected`: by workload."""
+    known, familiar, expected = by_last_part(workloads), familiar or {}, expected or {}
+    unknown = Expected()
     events = [
         IncidentEvent(
             event_id=f"{observation.batch_id} {row['template_id']} {observation.version}",
@@ -253,7 +255,7 @@ def events_of(
             timed=row["timed"],
             grade=grade_of(row["level"], row["severity"], row["text"], row["raw"] or row["text"]),
             thrown=thrown_in(row["raw"] or ""),
-            chance=_chance(row, novel(observation.workload)),
+            chance=_chance(row, expected.get(observation.workload, unknown).novel),
             named=named_in_text(row["raw"] or row["text"], observation.workload, known),
         )
         for observation in observed

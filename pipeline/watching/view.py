@@ -10,14 +10,13 @@ import polars as pl
 
 from pipeline.watching.incidents.live import Incidents
 from pipeline.watching.observation import Lane, Observation
-from pipeline.watching.rates.minute_counts import MinuteCounts
+from pipeline.watching.rates.minute_counts import SILENT_MS, MinuteCounts
 from pipeline.watching.rows import WatcherFinding
 from pipeline.watching.sessions.growing import GrowingSession
 from pipeline.watching.sessions.history import SessionHistory
 from pipeline.watching.sessions.keys import JOINT
 from pipeline.watching.sessions.open_sessions import OpenSession
 
-_DAY_MS: Final = 86_400_000
 # Prefixes of fields of `watching`, before the name of a session model.
 LOST: Final = "lost "  # when histories were last dropped
 UNKEPT: Final = "unkept "  # when events came that no live model judges
@@ -56,7 +55,7 @@ class View:
         """The number of workloads that had lines in the last day."""
         newest = [counts.newest_ms for counts in self.minute_counts.values()]
         newest_of_new = {one.workload for one in self.observed if one.workload not in self.minute_counts}
-        return sum(self.now_ms - at_ms < _DAY_MS for at_ms in newest) + len(newest_of_new)
+        return sum(self.now_ms - at_ms < SILENT_MS for at_ms in newest) + len(newest_of_new)
 
     def unobserved(self) -> "View":
         """The same state, with the observations read and empty."""

@@ -33,7 +33,7 @@ from pipeline.tasks import watch as task
 from pipeline.tasks.context import Context
 from pipeline.watching import memory, rate_round, session_round, state
 from pipeline.watching import watcher as module
-from pipeline.watching.callbacks import Callbacks
+from pipeline.watching.callbacks import Callbacks, Expected
 from pipeline.watching.incidents.live import Incidents
 from pipeline.watching.incidents.origins import TraceShape
 from pipeline.watching.observation import Lane, Observation, observe
@@ -606,7 +606,9 @@ def test_anomalous_templates_become_incidents_and_their_number_is_known(world: W
 
 
 def test_an_error_at_the_rate_of_its_training_is_no_incident_and_far_above_it_is_one(world: World) -> None:
-    known = replace(world.watcher.callbacks, usual=lambda workload: {17: 3.0} if workload == "shop" else {})
+    known = replace(
+        world.watcher.callbacks, expected=lambda of: Expected(errors={17: 3.0} if of == "shop" else {})
+    )
     world.watcher.callbacks = known
     for second in (0, 9_000, 18_000):
         world.stored((None, second, 17), anomalous=True)
